@@ -1,32 +1,22 @@
-"""What the model may see: provider-neutral messages."""
+"""What the model may see, folded from the log: the messages of a run in the order in which requests show them.
 
-from typing import Any
+It stands on the fold of `Run`, which makes every message once; so a live request, a resumed one and a rebuilt one cannot differ.
+"""
 
-import msgspec
+from refold.events.facts import Fact, ModelRequested
+from refold.projections.messages import Message, MessageCall, user
+from refold.projections.run import Run
 
-
-class MessageCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call as it stands in an assistant's message: our `id` by place, the provider's own beside it, and the model's own text of the arguments."""
-
-    id: str
-    name: str
-    arguments_text: str
-    provider_id: str = ""
+__all__ = ["Message", "MessageCall", "said", "waiting"]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message. `role` is `user`, `assistant` or `tool`.
+def said(before: Run, fact: Fact, after: Run) -> tuple[Message, ...]:
+    """The messages that one fact adds to the transcript."""
+    if isinstance(fact, ModelRequested):
+        return waiting(before)
+    return after.fresh[len(before.fresh) :]
 
-    A tool message has `call_id`, `name`, `kind` (`success` or the kind of its failure) and `content`, any JSON value; the others have `text`, and an assistant's may have `calls`.
-    `source_ids` names the documents a result came from; `opaque` is what its provider wants back.
-    """
 
-    role: str
-    text: str = ""
-    calls: tuple[MessageCall, ...] = ()
-    call_id: str = ""
-    name: str = ""
-    kind: str = ""
-    content: Any = None
-    source_ids: tuple[str, ...] = ()
-    opaque: tuple[Any, ...] = ()
+def waiting(run: Run) -> tuple[Message, ...]:
+    """Messages of the user that the next request will show, in the order sent."""
+    return tuple(user(text) for text in run.unheard)

@@ -1,0 +1,35 @@
+"""Digests: every record covers its own bytes and the digest of the one before, so that any change, gap or reorder shows.
+
+Apart from the codec, because anybody must be able to check a log with nothing but these few lines and SHA-256.
+"""
+
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+from typing import Final
+
+from refold.events.words import Digest
+
+MARK: Final = b',"digest":"'
+NOTHING: Final = Digest("")
+"""The digest before position 1."""
+DIGEST_LENGTH: Final = 43
+
+
+def digest_of(data: bytes) -> Digest:
+    """SHA-256 of some bytes as base64url without padding."""
+    return Digest(urlsafe_b64encode(sha256(data).digest())[:-1].decode("ascii"))
+
+
+def close(body: bytes, before: Digest) -> tuple[bytes, Digest]:
+    """Complete a record: `body` is its JSON object without the digest; gives the bytes to store and their digest."""
+    head = body[:-1]
+    digest = digest_of(before.encode("ascii") + head)
+    return head + MARK + digest.encode("ascii") + b'"}', digest
+
+
+def recompute(stored: bytes, before: Digest) -> Digest | None:
+    """The digest that stored bytes ought to carry after `before`, or None where the last field is not a digest at all."""
+    head, mark, rest = stored.rpartition(MARK)
+    if not mark or len(rest) != DIGEST_LENGTH + 2 or not rest.endswith(b'"}'):
+        return None
+    return digest_of(before.encode("ascii") + head)

@@ -1,0 +1,32 @@
+"""Money: exact decimal strings in plain notation without trailing zeros.
+
+A float would make 0.1 + 0.2 into 0.30000000000000004 and a budget of 0.3 into a riddle.
+"""
+
+from decimal import Context, Decimal
+from typing import Final
+
+_EXACT: Final = Context(prec=1000)
+
+
+def plain(amount: Decimal) -> str:
+    """`Decimal("1.50")` to `1.5`, `Decimal("1E+2")` to `100`."""
+    text = format(amount, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text
+
+
+def add(left: str, right: str) -> str:
+    """The exact sum of two amounts."""
+    return plain(_EXACT.add(Decimal(left), Decimal(right)))
+
+
+def at_least(amount: str, limit: str) -> bool:
+    """Whether `amount` has reached `limit`."""
+    return Decimal(amount) >= Decimal(limit)
+
+
+def per_million(tokens: int, price: str) -> str:
+    """What so many tokens cost at `price` for a million."""
+    return plain(_EXACT.scaleb(_EXACT.multiply(Decimal(tokens), Decimal(price)), -6))

@@ -1,0 +1,153 @@
+"""What every store of logs promises: its rows, its errors, and the port `Log`.
+
+Apart from the stores, so that memory, SQLite and PostgreSQL are written against one page and whoever reads a log loads none of them.
+
+    StoreUnavailable        the store cannot be used: the message says what, where and what to do
+    ├── StoreMissing        there is no store at that place, and none was to be made
+    └── StoreDamaged        what is stored contradicts itself
+    Conflict                the run has moved on: not an error of the store, but a writer that was slower
+    PayloadMissing          a record names a value that is not stored
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+PAYLOAD_TOPIC: Final = "payload"
+STARTS: Final = ("run_started", "run_continued", "run_forked")
+"""The types of record with which a run begins."""
+FOUND_MAX: Final = 10
+"""How many runs `find` names at most: enough to say that a prefix is ambiguous."""
+SCAN_ROWS: Final = 512
+"""Rows that `scan` holds at once."""
+NO_PAYLOADS: Final[Mapping[str, bytes]] = {}
+
+
+class Row(NamedTuple):
+    """One stored record: its position in the run's history, its type, and the JSON bytes."""
+
+    position: int
+    type: str
+    state: bytes
+
+
+class StoreUnavailable(Exception):  # noqa: N818 - the word that callers and people use
+    """The store cannot be used now: locked, full, unreadable, closed, or not a store at all. One line that says what, where and what to do.
+
+    After a failed append the head says whether it was stored: a commit that an input/output error interrupted may have been either.
+    """
+
+
+class StoreMissing(StoreUnavailable):
+    """There is no store at that place. Nothing was made, folders included."""
+
+
+class StoreDamaged(StoreUnavailable):
+    """The store holds two different values under one digest, or its file is malformed."""
+
+
+class Conflict(Exception):  # noqa: N818 - as above; and it is no error but news
+    """The head of the run is not what the writer expected; `actual` is None where the run has no records."""
+
+    def __init__(self, run_id: str, expected: int, actual: int | None) -> None:
+        found = "it has no records" if actual is None else f"it is at {actual}"
+        super().__init__(f"run {run_id} was expected at position {expected}, but {found}")
+        self.run_id, self.expected, self.actual = run_id, expected, actual
+
+
+class PayloadMissing(LookupError):  # noqa: N818 - as above
+    """A value that a record refers to is not in the store."""
+
+    def __init__(self, run_id: str, digest: str) -> None:
+        super().__init__(f"run {run_id} has no payload {digest}")
+        self.run_id, self.digest = run_id, digest
+
+
+class Submission(NamedTuple):
+    """One batch on its way to the store: stored whole or not at all."""
+
+    run_id: str
+    expected: int
+    rows: tuple[Row, ...]
+    payloads: Mapping[str, bytes]
+    create: bool
+
+
+class Log(ABC):
+    """Append-only streams of records, one a run, in one store. Every method may be called from any thread; all raise `StoreUnavailable`.
+
+    `expected` is the position of the run's last record. A run without records is begun with `create=True`;
+    a fork begins after its parent's position, so any number may be expected there.
+    """
+
+    def append(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes] = NO_PAYLOADS, *, create: bool = False) -> None:
+        """Stores rows and payloads in one transaction and returns when they are durable. Raises `Conflict`."""
+        self.submit(run_id, expected, rows, payloads, create=create).result()
+
+    def submit(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes] = NO_PAYLOADS, *, create: bool = False) -> Future[None]:
+        """`append` without waiting. The future cannot be cancelled: what is submitted will be stored or refused."""
+        if [row.position for row in rows] != list(range(expected + 1, expected + 1 + len(rows))) or not rows:
+            raise ValueError(f"the rows of run {run_id} must be numbered from {expected + 1}, not {[row.position for row in rows]}")
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # A cancelled waiter must not take the batch with it.
+        self._submit(Submission(run_id, expected, tuple(rows), payloads, create), future)
+        return future
+
+    def read(self, run_id: str, after: int = 0, upto: int | None = None) -> list[Row]:
+        """The rows at positions after < p <= upto, in order; none for a run that does not exist."""
+        return list(self.scan(run_id, after, upto))
+
+    @abstractmethod
+    def scan(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
+        """`read` in flat memory: rows come in chunks and no transaction stays open between them."""
+
+    @abstractmethod
+    def head(self, run_id: str) -> tuple[int, bytes] | None:
+        """Position and bytes of the last record."""
+
+    @abstractmethod
+    def payload(self, run_id: str, digest: str) -> bytes:
+        """A value stored beside the records; raises `PayloadMissing`."""
+
+    @abstractmethod
+    def payloads(self, run_id: str) -> dict[str, bytes]:
+        """All of them, by digest, in one query."""
+
+    @abstractmethod
+    def runs(self) -> list[str]:
+        """The ids of all runs in the order in which they were started."""
+
+    @abstractmethod
+    def find(self, prefix: str) -> list[str]:
+        """The first `FOUND_MAX` ids, in alphabetical order, that begin with exactly these characters."""
+
+    @abstractmethod
+    def changed(self) -> int:
+        """A number that is another one after any process has committed; cheap enough to ask ten times a second."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Waits for what was submitted and lets go of the store. May be called again."""
+
+    @abstractmethod
+    def _submit(self, submission: Submission, future: Future[None]) -> None:
+        """Settles the future, now or later."""
+
+
+def payload_stream(run_id: str, digest: str) -> str:
+    """The stream whose only version is this value. Run ids have no colon, so no run can be called so."""
+    return f"{PAYLOAD_TOPIC}:{run_id}:{digest}"
+
+
+def check_head(submission: Submission, head: int | None) -> None:
+    """The rule of appending; called inside the transaction that stores, because the recorders themselves accept gaps."""
+    if submission.create != (head is None) or (head is not None and head != submission.expected):
+        raise Conflict(submission.run_id, submission.expected, head)
+
+
+def is_stored(submission: Submission, digest: str, stored: bytes | None) -> bool:
+    """Whether a payload needs no storing; what its digest already names must be the same bytes."""
+    if stored is not None and stored != submission.payloads[digest]:
+        raise StoreDamaged(f"run {submission.run_id} holds another value under the digest {digest}: run `refold doctor`, and restore the store from a copy")
+    return stored is not None

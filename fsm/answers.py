@@ -1,0 +1,109 @@
+"""What a response is, and what follows from one that is no set of calls: the claim, the refusal, the turn that came to nothing.
+
+`classify` is asked by the shell before it appends; everything else is derived.
+"""
+
+from typing import Any
+
+import msgspec
+
+from refold.events import facts as f
+from refold.events.words import CallId
+from refold.projections.run import Run
+
+_FIELDS = f.ModelOutput.__struct_fields__
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete response as it was assembled from the stream; `final` where the model marked its text as the answer."""
+
+    output: f.ModelOutput
+    final: bool = False
+
+
+def classify(response: Response, turn: int) -> f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted:
+    """The input fact that a complete response is. Calls are named by their place: `t3.2`."""
+    output = _placed(response.output, turn)
+    fields = {name: getattr(output, name) for name in _FIELDS}
+    if output.stop_reason == "content_filter":
+        return f.ModelInterrupted(cause="filtered", detail="the provider's content filter withheld the response", **fields)
+    if output.stop_reason == "context_overflow":
+        return f.ModelInterrupted(cause="invalid", detail="the request was longer than the model can read", **fields)
+    if output.calls and output.stop_reason == "length":
+        return f.ModelInterrupted(cause="length", detail="the response was cut off at the output limit, so none of its calls was run; call again with smaller arguments", **fields)
+    if (fault := _fault(response)) is not None:
+        return f.ModelInterrupted(cause="invalid", detail=fault, **fields)
+    return f.ToolCallsRequested(**fields) if output.calls else f.FinalProposed(**fields)
+
+
+def _placed(output: f.ModelOutput, turn: int) -> f.ModelOutput:
+    calls = tuple(msgspec.structs.replace(call, id=CallId(f"t{turn}.{n}")) for n, call in enumerate(output.calls, 1))
+    return msgspec.structs.replace(output, calls=calls)
+
+
+def _fault(response: Response) -> str | None:
+    """Why a response is no legal turn, in words for the model."""
+    output = response.output
+    if output.calls and response.final:
+        return "a response is either a final answer or tool calls, and this one was both; none of its calls was run"
+    named = [call.provider_id for call in output.calls if call.provider_id]
+    twice = next((name for n, name in enumerate(named) if name in named[:n]), None)
+    if twice is not None:
+        return f"two calls of the response have the id {twice[:80]!r}; none of its calls was run"
+    if not output.calls and not output.text.strip() and not output.refusal and output.stop_reason != "refusal":
+        return "the response was empty: neither an answer nor a tool call"
+    return None
+
+
+def follows(run: Run) -> f.Derived | None:
+    """What follows from an answered request that asked for no calls."""
+    assert run.open is not None
+    output = run.open.output
+    if isinstance(output, f.ModelInterrupted):
+        return _interrupted(run, output)
+    if isinstance(output, f.FinalProposed) and run.open.verdict is not None:
+        return _claimed(run, output, run.open.verdict)
+    return None
+
+
+def _interrupted(run: Run, output: f.ModelInterrupted) -> f.Derived:
+    if run.cancel is not None:
+        return f.RunCancelled(who=run.cancel.who, detail=run.cancel.reason or f"cancelled by {run.cancel.who}")
+    match output.cause:
+        case "limit":
+            return f.RunStopped(reason=output.limit or "timeout_s", detail=output.detail)
+        case "filtered" if run.policy.on_refusal == "stop":
+            return f.RunFailed(reason="refusal", detail=output.detail)
+        case "filtered":
+            return f.ModelErrorObserved(kind="filtered", message=_to_model(output.detail))
+        case "length":
+            return f.ModelErrorObserved(kind="length", message=_to_model(output.detail))
+        case "cancelled" | "invalid":
+            return f.ModelErrorObserved(kind="invalid_turn", message=_to_model(output.detail))
+
+
+def _to_model(fault: str) -> str:
+    return f"Your last response could not be used: {fault}."
+
+
+def _claimed(run: Run, output: f.FinalProposed, verdict: f.AnswerChecked) -> f.Derived:
+    """A claim and what the validators said of it; a message of the user that is in the log before it is accepted comes first."""
+    assert run.open is not None
+    if run.cancel is not None:
+        return f.RunCancelled(who=run.cancel.who, detail=run.cancel.reason or f"cancelled by {run.cancel.who}")
+    if run.unheard:
+        return f.FinalRejected(because="user_said")
+    if output.refusal or output.stop_reason == "refusal":
+        if run.policy.on_refusal == "stop":
+            return f.RunFailed(reason="refusal", detail=f"the model declined: {output.refusal or output.text or 'without a word'}")
+        return f.FinalRejected(because="refusal")
+    if output.stop_reason == "length":
+        return f.FinalRejected(because="length")
+    if verdict.error:
+        return f.FinalRejected(because="validator_failed", complaints=(verdict.error,))
+    if verdict.complaints:
+        return f.FinalRejected(because="complaints", complaints=verdict.complaints)
+    detail = "answered in the last turn that the budget allowed" if run.open.wrap_up else ""
+    return f.RunCompleted(answer_at=run.open.position, reason="no_evidence" if output.no_evidence else None, detail=detail)
+
+

@@ -1,0 +1,159 @@
+"""`decide`: from the run, what the world told us and a stamp to the batch that is appended.
+
+Pure. The inputs are folded first; then whatever follows from the state alone is derived, fact by fact, up to the next thing that only the world can answer.
+Starting, resuming, recovering, handing over and replaying are this one function.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+
+from refold.events import facts as f
+from refold.events.codec import Edge, Stamp
+from refold.fsm import answers, calls, limits
+from refold.fsm.machine import EDGES, Cursor, fire
+from refold.fsm.revisions import SUPPORTED, UnsupportedEngine
+from refold.fsm.timing import retry_delay
+from refold.projections.run import Run, request_digest
+from refold.projections.transcript import waiting
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one command comes to: the edges to append in one transaction, and the run behind them."""
+
+    edges: tuple[Edge, ...]
+    run: Run
+    stamp: Stamp
+
+
+def decide(run: Run, inputs: Sequence[f.Input], stamp: Stamp) -> Batch:
+    """The batch for some input facts. Raises Illegal where one has no place here, UnsupportedEngine for rules this version does not know.
+
+    A fact from outside derives nothing: only the driver opens or closes a call, requests the model or ends the run.
+    """
+    cursor = Cursor(run, stamp)
+    for fact in inputs:
+        fire(cursor, fact)
+    if not all(fact.OUTSIDE for fact in inputs):
+        while (follows := follow(cursor.run, stamp)) is not None:
+            fire(cursor, follows)
+    return Batch(edges=tuple(cursor.edges), run=cursor.run, stamp=stamp)
+
+
+def follow(run: Run, stamp: Stamp) -> f.Derived | None:
+    """The next derived fact, or None where only the world can go on."""
+    if run.driver is None or run.setup is None:
+        return None
+    if run.setup.engine not in SUPPORTED:
+        raise UnsupportedEngine(run.setup.engine)
+    match run.state:
+        case "idle":
+            return _next_request(run, stamp)
+        case "streaming_model":
+            return _streaming(run, stamp)
+        case "collecting_tool_requests":
+            return calls.collecting(run)
+        case "executing_tools":
+            return calls.executing(run, stamp)
+        case "injecting_tool_results":
+            return _injecting(run, stamp)
+        case "done":
+            return None
+        case _:
+            assert_never(run.state)
+
+
+def _next_request(run: Run, stamp: Stamp) -> f.Derived:
+    """The next turn's request, unless the run is to end here."""
+    if run.cancel is not None:
+        return _cancelled(run.cancel)
+    if (exceeded := _exceeded(run, stamp)) is not None:
+        return _stopped(exceeded)
+    shown = (*run.fresh, *waiting(run))
+    return f.ModelRequested(
+        number=run.number + 1,
+        digest=request_digest(run.prefix, shown),
+        max_output_tokens=limits.output_limit(run),
+        estimated_input_tokens=limits.estimated_input(run),
+        wrap_up=limits.is_last_turn(run),
+    )
+
+
+def _exceeded(run: Run, stamp: Stamp) -> limits.Exceeded | None:
+    """The first limit of the row that would request the model from here."""
+    return next((exceeded for limit in EDGES[run.state]["model_requested"].limits if (exceeded := limit(run, stamp)) is not None), None)
+
+
+def _cancelled(cancel: f.CancelRequested) -> f.RunCancelled:
+    return f.RunCancelled(who=cancel.who, detail=cancel.reason or f"cancelled by {cancel.who}")
+
+
+def _stopped(exceeded: limits.Exceeded) -> f.RunStopped:
+    return f.RunStopped(reason=exceeded.reason, detail=exceeded.detail)
+
+
+# -- streaming_model
+
+
+def _streaming(run: Run, stamp: Stamp) -> f.Derived | None:
+    match run.asked:
+        case "yes" | "no":
+            return None
+        case "answered":
+            return answers.follows(run)
+        case "failed":
+            return _failed(run)
+        case "lost" | "retrying":
+            return _another_attempt(run, stamp)
+        case _:
+            assert_never(run.asked)
+
+
+def _failed(run: Run) -> f.Derived:
+    """A provider's failure: another attempt where that may help, within its limits."""
+    assert run.failure is not None
+    assert run.request is not None
+    if run.cancel is not None:
+        return _cancelled(run.cancel)
+    error, attempt = run.failure.error, run.request.attempt
+    if not error.retryable:
+        return f.RunFailed(reason="provider", detail=f"{error.type}: {error.message}")
+    delay_us = retry_delay(run, attempt, error.retry_after_s)
+    waited_us = run.spent.retry_wait_us + delay_us
+    if attempt > run.policy.max_provider_retries or waited_us > limits.micros(run.policy.max_retry_wait_s):
+        return f.ModelErrorObserved(kind="attempts_used_up", message=f"{error.type}: {error.message} (after {attempt} attempts)")
+    return f.RetryScheduled(attempt=attempt + 1, delay_us=delay_us, because=f"{error.type}: {error.message}")
+
+
+def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
+    """The same request again: under its own number where it was lost with its process, under the next where it failed."""
+    assert run.request is not None
+    if run.cancel is not None:
+        return _cancelled(run.cancel)
+    if (exceeded := _exceeded(run, stamp)) is not None:
+        return _stopped(exceeded)
+    if run.asked == "lost":
+        return msgspec.structs.replace(run.request, delay_us=0)
+    return msgspec.structs.replace(run.request, number=run.number + 1, attempt=run.request.attempt + 1, delay_us=run.delay_us)
+
+
+# -- injecting_tool_results
+
+
+def _injecting(run: Run, stamp: Stamp) -> f.Derived:
+    """Everything the turn left is in: end the run where it has come to its end, else ask again."""
+    if run.cancel is not None:
+        return _cancelled(run.cancel)
+    closed = run.open.closed if run.open is not None else None
+    if run.failure is not None:
+        error = run.failure.error
+        return f.RunFailed(reason="max_provider_retries", detail=f"the provider failed {run.policy.max_provider_retries + 1} times; the last time with {error.type}: {error.message}")
+    if isinstance(closed, f.FinalRejected) and closed.because == "validator_failed":
+        return f.RunFailed(reason="validator", detail="; ".join(closed.complaints))
+    errors = run.spent.model_errors
+    if isinstance(closed, f.ModelErrorObserved) and errors > run.policy.max_model_errors:
+        return f.RunFailed(reason="max_model_errors", detail=f"{errors} turns in a row came to nothing; the last: {closed.message}")
+    if (ending := calls.ending(run)) is not None:
+        return ending
+    return _next_request(run, stamp)

@@ -1,0 +1,194 @@
+"""The structural guards: what must be true of a run and a fact for a row of the table to hold.
+
+Named in the words of the drawing. They read run and fact only, so that folding and auditing an old log can assert them without policy, clock or code of the agent.
+"""
+
+from refold.events import facts as f
+from refold.events.words import CallId
+from refold.projections.run import Call, Run
+
+
+def _call(run: Run, fact: f.Fact) -> Call | None:
+    call_id: CallId | None = getattr(fact, "call", None)
+    return run.call(call_id) if call_id is not None else None
+
+
+# -- the run
+
+
+def begun(run: Run, fact: f.Fact) -> bool:
+    return run.setup is not None
+
+
+def begins(run: Run, fact: f.Fact) -> bool:
+    return run.position == 0
+
+
+def splits_off(run: Run, fact: f.Fact) -> bool:
+    return isinstance(fact, f.RunForked) and fact.at == run.position and fact.head == run.head and run.setup is not None
+
+
+def next_epoch(run: Run, fact: f.Fact) -> bool:
+    return isinstance(fact, f.DriverAttached) and fact.epoch == run.epoch + 1
+
+
+def own_epoch(run: Run, fact: f.Fact) -> bool:
+    return isinstance(fact, f.DriverDetached) and fact.epoch == run.epoch
+
+
+def cancel_requested(run: Run, fact: f.Fact) -> bool:
+    return run.cancel is not None
+
+
+# -- the request
+
+
+def every_call_answered(run: Run, fact: f.Fact) -> bool:
+    return run.open is None or run.open.closed is not None
+
+
+def next_number(run: Run, fact: f.Fact) -> bool:
+    return isinstance(fact, f.ModelRequested) and fact.number == run.number + 1
+
+
+def same_or_next_number(run: Run, fact: f.Fact) -> bool:
+    return isinstance(fact, f.ModelRequested) and fact.number == run.number + (run.asked == "retrying")
+
+
+def open_request(run: Run, fact: f.Fact) -> bool:
+    return run.asked == "yes"
+
+
+def no_open_request(run: Run, fact: f.Fact) -> bool:
+    return run.asked in ("lost", "retrying")
+
+
+def request_failed(run: Run, fact: f.Fact) -> bool:
+    return run.asked == "failed" and getattr(fact, "call", None) is None
+
+
+def came_to_nothing(run: Run, fact: f.Fact) -> bool:
+    return run.asked in ("answered", "failed")
+
+
+# -- the claim
+
+
+def unchecked_claim(run: Run, fact: f.Fact) -> bool:
+    return run.asked == "answered" and run.open is not None and isinstance(run.open.output, f.FinalProposed) and run.open.verdict is None
+
+
+def checked_claim(run: Run, fact: f.Fact) -> bool:
+    return run.asked == "answered" and run.open is not None and isinstance(run.open.output, f.FinalProposed) and run.open.verdict is not None
+
+
+def accepted_claim(run: Run, fact: f.Fact) -> bool:
+    if not checked_claim(run, fact) or run.open is None or run.open.verdict is None:
+        return False
+    return not run.open.verdict.complaints and not run.open.verdict.error and isinstance(fact, f.RunCompleted) and fact.answer_at == run.open.position
+
+
+# -- calls
+
+
+def calls_by_place(run: Run, fact: f.Fact) -> bool:
+    return isinstance(fact, f.ToolCallsRequested) and [call.id for call in fact.calls] == [f"t{run.turn}.{n}" for n in range(1, len(fact.calls) + 1)] != []
+
+
+def checks_every_call(run: Run, fact: f.Fact) -> bool:
+    if not isinstance(fact, f.CallsChecked) or run.open is None or run.open.checked:
+        return False
+    return [check.call for check in fact.checks] == [call.id for call in run.calls]
+
+
+def checked_call(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "proposed" and call.check is not None
+
+
+def accepts_the_rest(run: Run, fact: f.Fact) -> bool:
+    if not isinstance(fact, f.ToolCallsAccepted) or run.open is None or not run.open.checked:
+        return False
+    rest = [call for call in run.calls if call.open]
+    return [call.id for call in rest] == list(fact.calls) and all(call.check is not None and call.check.kind == "success" for call in rest)
+
+
+def needs_approval(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "accepted" and call.check is not None and call.check.approval and isinstance(fact, f.ApprovalRequested) and fact.digest == call.check.digest
+
+
+def is_a_question(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "accepted" and call.name == ASK_USER
+
+
+def may_start(run: Run, fact: f.Fact) -> bool:
+    """An accepted check and, where one is needed, an unused grant for the same digest; a call whose intent was recorded before keeps the grant it used."""
+    call = _call(run, fact)
+    if call is None or call.check is None or call.check.kind != "success" or call.name == ASK_USER:
+        return False
+    if call.phase in ("unknown", "retrying"):
+        return call.attempt > 0
+    if call.check.approval and not call.attempt:
+        return call.phase == "ready" and call.grant is not None and call.grant == call.check.digest
+    return call.phase in ("accepted", "ready")
+
+
+def awaits_approval(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "waiting" and call.approval is not None
+
+
+def grants_what_was_shown(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and isinstance(fact, f.ApprovalGranted) and fact.digest == call.approval
+
+
+def awaits_approval_or_unused(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))
+
+
+def awaits_answer(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "waiting" and call.name == ASK_USER
+
+
+def started(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "started" and isinstance(fact, f.ToolSucceeded | f.ToolFailed) and fact.attempt == call.attempt
+
+
+def attempt_failed(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "failed"
+
+
+def outcome_unknown(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase in ("unknown", "failed") and call.check is not None and call.check.effect == "side_effect"
+
+
+def in_doubt(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and call.phase == "doubt"
+
+
+def left_a_note(run: Run, fact: f.Fact) -> bool:
+    call = _call(run, fact)
+    return call is not None and isinstance(fact, f.NoteStored) and call.notes_left[:1] == (f.Note(text=fact.text, source_ids=fact.source_ids),)
+
+
+def open_call(run: Run, fact: f.Fact) -> bool:
+    """Not one whose handler runs: its outcome comes first."""
+    call = _call(run, fact)
+    return call is not None and call.open and call.phase != "started"
+
+
+def every_call_closed(run: Run, fact: f.Fact) -> bool:
+    return isinstance(fact, f.ToolResultsInjected) and [call.id for call in run.calls if not call.open] == list(fact.calls) == [call.id for call in run.calls]
+
+
+ASK_USER = "ask_user"
+"""The built-in tool that asks the user; no handler stands behind it."""

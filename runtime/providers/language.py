@@ -1,0 +1,113 @@
+"""What the offline model knows of English: word stems, sentences, numbers, and the words that carry no subject.
+
+Apart from the model, because nothing here knows of tools, documents or questions; it is a small grammar and no list of subjects.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+WORD: Final = re.compile(r"v?\d+(?:\.\d+)+|[^\W_]+")
+NUMBER: Final = re.compile(r"(?<![\w.])[-−]?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\w])|(?<![\w.])[-−]?\d+(?:\.\d+)?(?!\w)")
+NUMBER_WORDS: Final = frozenset("one two three four five six seven eight nine ten eleven twelve thirteen fifteen sixteen eighteen twenty thirty forty fifty sixty hundred thousand dozen".split())
+DATE: Final = re.compile(r"\b(?:1[89]|20)\d\d\b")
+VERSION: Final = re.compile(r"\b\d+\.\d+")
+NAME: Final = re.compile(r"\b[A-ZÀ-Þ][\w.'’-]*(?: (?:van|von|de|der|den|la))*(?: [A-ZÀ-Þ][\w.'’-]+)+")
+LITERAL: Final = re.compile(r"``[^`\n]+``|`[^`\n]+`|\"[^\"\n]{1,40}\"|(?<!\w)--?[a-z][\w-]+|\b\w+(?:_\w+)+\b|__\w+__|\b\w+\(\)|\b[\w-]+\.[a-z]{2,5}\b|\b[A-Z]{3,}[A-Z0-9_-]*\b|\b[A-Z]?[a-z]+[A-Z]\w*\b")
+"""What is not an ordinary word: code, a quotation, an option, a file, a constant, a name in camel case."""
+
+ASKING: Final = frozenset("what which who whom whose when where why how".split())
+STOP: Final = ASKING | frozenset(
+    "a an the this that these those it its they them their there here he she his her we our us i me my you your is are was were be been being am do does did done has have had having can could "
+    "will would shall should may might must of in on at by for from to into onto with without within as about than then so if or and but not no nor only also just over under between among during per "
+    "via up out off through because while until since both each any some all every many much more most such same other own too very".split()
+)
+LIGHT: Final = frozenset(
+    "accord add aim call current currently define describe document exact exactly find first get give go introduce mean mention name new offer officially please propose proposal provide "
+    "recommend say show specify state suggest take tell use use used answer question document file kind make exist long big large".split()
+)
+"""Words of asking and stating: a question holds them whatever it is about."""
+IRREGULAR: Final = {
+    "wrote": "write", "written": "write", "grew": "grow", "grown": "grow", "growth": "grow", "gave": "give", "given": "give", "got": "get", "chose": "choose", "chosen": "choose", "fell": "fall",
+    "fallen": "fall", "rose": "rise", "risen": "rise", "became": "become", "began": "begin", "begun": "begin", "made": "make", "held": "hold", "kept": "keep", "said": "say", "took": "take",
+    "taken": "take", "sold": "sell", "went": "go", "gone": "go", "found": "find", "left": "leave", "built": "build", "children": "child", "people": "person", "indices": "index",
+    "dictionary": "dict", "dictionaries": "dict", "maximal": "maximum", "minimal": "minimum",
+}  # fmt: skip
+ABBREVIATION: Final = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|Mr|Mrs|Ms|Dr|St|No|Fig|approx|al)|\b[A-Z])\.$")
+
+
+@lru_cache(maxsize=50_000)
+def stem(word: str) -> str:
+    """A word without its inflection; a number without leading zeros."""
+    word = word.lower()
+    if word.isdecimal():
+        return word.lstrip("0") or "0"
+    word = IRREGULAR.get(word, word)
+    if not word.isascii() or len(word) < 4 or any(c.isdigit() for c in word):
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        word = word[:-3] + "y"
+    elif word.endswith("sses"):
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
+    for suffix in ("ization", "isation"):
+        if word.endswith(suffix):
+            return word[: -len(suffix)] + "iz"
+    word = re.sub(r"is(e|ed|ing)$", r"iz\1", word) if len(word) > 6 else word
+    for suffix in ("ing", "ed", "ion", "ly"):
+        if word.endswith(suffix) and len(word) - len(suffix) >= 3 and re.search(r"[aeiouy]", word[: -len(suffix)]):
+            word = word[: -len(suffix)]
+            if suffix in ("ing", "ed") and len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
+                word = word[:-1]
+            break
+    word = word[:-1] if word.endswith("e") and len(word) > 3 else word
+    word = word[:-2] if word.endswith("at") and len(word) > 6 else word
+    return word[:-1] + "i" if word.endswith("y") and len(word) > 3 else word
+
+
+STOP_STEMS: Final = frozenset(stem(word) for word in STOP) | STOP
+LIGHT_STEMS: Final = frozenset(stem(word) for word in LIGHT)
+
+
+def words(text: str) -> list[str]:
+    """The words as they stand; `_` and punctuation separate, a version number is one word."""
+    return [word.removeprefix("v") if re.fullmatch(r"v\d+(?:\.\d+)+", word) else word for word in WORD.findall(text)]
+
+
+def stems(text: str) -> list[str]:
+    return [stem(word) for word in words(text)]
+
+
+def content(text: str) -> list[str]:
+    """The stems that say what a text is about, once each, in order. Parts of a word with hyphens count even when they are common words alone."""
+    joined = {stem(word) for compound in re.findall(r"\w+(?:-\w+)+", text) for word in words(compound)}
+    found = [stem(word) for word in words(re.sub(r"['’]s\b", "", text))]
+    return list(dict.fromkeys(one for one in found if one in joined or (one not in STOP_STEMS and one not in LIGHT_STEMS and (len(one) > 1 or one.isdigit()))))
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Sentences, list items and lines of tables, each with its white space made single. Blocks of code (indented, after `::`) and comments are left out."""
+    code_from = -1
+    for block in re.split(r"\n[ \t]*\n", text):
+        lines = [line for line in block.split("\n") if line.strip()]
+        if not lines:
+            continue
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        if 0 <= code_from < indent:
+            continue
+        code_from = indent if block.rstrip().endswith("::") or re.match(r"\s*\.\. (?:code|sourcecode|literalinclude|image|figure|doctest)", block) else -1
+        if not lines[0].lstrip().startswith((".. ", ">>>")):
+            for item in re.split(r"\n(?=\s*(?:[-*+•|]|\d+[.)])\s)", "\n".join(lines)):
+                yield from _split(" ".join(re.sub(r"^\s*(?:[-*+•]|\d+[.)])\s+", "", item).split()))
+
+
+def _split(line: str) -> Iterator[str]:
+    start = 0
+    for end in re.finditer(r"[.!?][\"”')\]*`]*\s+(?=[\"“'(\[*`:]*[A-Z0-9])", line):
+        if not ABBREVIATION.search(line[start : end.end()].rstrip()):
+            yield line[start : end.end()].strip()
+            start = end.end()
+    if line[start:].strip():
+        yield line[start:].strip()
