@@ -27,8 +27,8 @@ class GroupWriter:
     That thread is a daemon: a process may exit at any time, since only what is durable was acknowledged.
     """
 
-    def __init__(self, commit: Commit) -> None:
-        self._commit = commit
+    def __init__(self, commit: Commit, closed: Callable[[], Exception]) -> None:
+        self._commit, self._closed_error = commit, closed
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._lock = Lock()
         self._turn = Lock()  # Held while something is committed.
@@ -36,8 +36,8 @@ class GroupWriter:
         self._unsettled = [0]  # How much was taken and is not yet settled; shared with the thread.
         self._closed = False
 
-    def append(self, submission: Submission, future: "Future[None]") -> bool:
-        """Takes the submission, and commits it here if nothing else is on its way: waking a thread costs as much as a quick disk.
+    def append(self, submission: Submission) -> None:
+        """Commits here if nothing else is on its way: waking a thread and being woken by it costs as much as a quick disk.
 
         A caller commits only its own, so that one that is interrupted leaves nobody waiting.
         """
@@ -45,20 +45,24 @@ class GroupWriter:
             alone = self._unsettled[0] == 0 and not self._closed
             self._unsettled[0] += alone
         if not alone:
-            return self.submit(submission, future)
+            return self.submit(submission).result()
         try:
             with self._turn:
-                _settle([(submission, future)], self._commit)
+                (outcome,) = self._commit([submission])
         finally:
             with self._lock:
                 self._unsettled[0] -= 1
-        return True
+        if outcome is not None:
+            raise outcome
+        return None
 
-    def submit(self, submission: Submission, future: "Future[None]") -> bool:
-        """Takes the submission and returns; false when the writer is closed: then nothing was taken."""
+    def submit(self, submission: Submission) -> "Future[None]":
+        """Takes the submission for the thread, unless the writer is closed: then it raises at once."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # A waiter that is cancelled must not take the batch along.
         with self._lock:
             if self._closed:
-                return False
+                raise self._closed_error()
             if self._thread is None:
                 # The thread must not keep the writer alive: a log that nobody holds any more is closed.
                 arguments = (self._queue, self._commit, self._turn, self._lock, self._unsettled)
@@ -66,7 +70,7 @@ class GroupWriter:
                 self._thread.start()
             self._unsettled[0] += 1
             self._queue.put((submission, future))
-            return True
+        return future
 
     def close(self) -> None:
         """Returns when everything that was taken is settled."""
@@ -75,7 +79,9 @@ class GroupWriter:
                 self._closed = True
                 self._queue.put(None)
             thread = self._thread
-        if thread is not None and thread is not current_thread():
+        if thread is current_thread():
+            return  # Closed by something that was told there of its outcome.
+        if thread is not None:
             thread.join()
         with self._turn:  # A caller may be committing in its own thread.
             pass

@@ -29,7 +29,11 @@ def open_log(url: str, *, create: bool = True, synchronous: str = "FULL", lock_t
             path, synchronous = _sqlite_path(url, synchronous)
             return SqliteLog(path, create=create, synchronous=synchronous, lock_timeout_s=lock_timeout_s)
         case "postgresql" | "postgres":
-            raise StoreUnavailable("this version of refold does not keep its log in PostgreSQL yet: use sqlite:///PATH")
+            try:
+                from refold.events.postgres import PostgresLog
+            except ImportError as error:
+                raise StoreUnavailable("PostgreSQL needs its driver: pip install 'refold[postgres]'") from error
+            return PostgresLog(url, create=create, lock_timeout_s=lock_timeout_s)
         case _:
             raise ValueError(f"a store is sqlite:///PATH, postgresql://... or memory:, not {url!r}")
 

@@ -37,23 +37,26 @@ class MemoryLog(Log):
         self._digests: dict[str, list[str]] = {}  # The recorder has no index over stream names; this is one, by run.
         self._closed = False
 
-    def _submit(self, submission: Submission, future: Future[None]) -> None:
+    def _append(self, submission: Submission) -> None:
+        run_id = submission.run_id
+        with self._opened():
+            check_head(submission, self._position(run_id))
+            new = [digest for digest in submission.payloads if not is_stored(submission, digest, self._state(payload_stream(run_id, digest)))]
+            events = [StoredEvent(payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, submission.payloads[digest]) for digest in new]
+            events += [StoredEvent(run_id, row.position, row.type, row.state) for row in submission.rows]
+            self._recorder.insert_events(events)
+            self._digests.setdefault(run_id, []).extend(new)
+
+    def _submit(self, submission: Submission) -> "Future[None]":
+        future: Future[None] = Future()
+        self._opened()
         try:
-            with self._opened():
-                self._store(submission)
+            self._append(submission)
         except (Conflict, StoreUnavailable) as error:
             future.set_exception(error)
         else:
             future.set_result(None)
-
-    def _store(self, submission: Submission) -> None:
-        run_id = submission.run_id
-        check_head(submission, self._position(run_id))
-        new = [digest for digest in submission.payloads if not is_stored(submission, digest, self._state(payload_stream(run_id, digest)))]
-        events = [StoredEvent(payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, submission.payloads[digest]) for digest in new]
-        events += [StoredEvent(run_id, row.position, row.type, row.state) for row in submission.rows]
-        self._recorder.insert_events(events)
-        self._digests.setdefault(run_id, []).extend(new)
+        return future
 
     def scan(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
         while rows := self._chunk(run_id, after, upto):

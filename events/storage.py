@@ -83,16 +83,14 @@ class Log(ABC):
 
     def append(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes] = NO_PAYLOADS, *, create: bool = False) -> None:
         """Stores rows and payloads in one transaction and returns when they are durable. Raises `Conflict`."""
-        self.submit(run_id, expected, rows, payloads, create=create).result()
+        self._append(_checked(run_id, expected, rows, payloads, create=create))
 
-    def submit(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes] = NO_PAYLOADS, *, create: bool = False) -> Future[None]:
-        """`append` without waiting. The future cannot be cancelled: what is submitted will be stored or refused."""
-        if [row.position for row in rows] != list(range(expected + 1, expected + 1 + len(rows))) or not rows:
-            raise ValueError(f"the rows of run {run_id} must be numbered from {expected + 1}, not {[row.position for row in rows]}")
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # A cancelled waiter must not take the batch with it.
-        self._submit(Submission(run_id, expected, tuple(rows), payloads, create), future)
-        return future
+    def submit(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes] = NO_PAYLOADS, *, create: bool = False) -> "Future[None]":
+        """`append` without waiting. The future cannot be cancelled: what is submitted will be stored or refused.
+
+        Its callbacks run in the thread that writes and must not wait for the log.
+        """
+        return self._submit(_checked(run_id, expected, rows, payloads, create=create))
 
     def read(self, run_id: str, after: int = 0, upto: int | None = None) -> list[Row]:
         """The rows at positions after < p <= upto, in order; none for a run that does not exist."""
@@ -131,8 +129,17 @@ class Log(ABC):
         """Waits for what was submitted and lets go of the store. May be called again."""
 
     @abstractmethod
-    def _submit(self, submission: Submission, future: Future[None]) -> None:
-        """Settles the future, now or later."""
+    def _append(self, submission: Submission) -> None: ...
+
+    @abstractmethod
+    def _submit(self, submission: Submission) -> "Future[None]": ...
+
+
+def _checked(run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes], *, create: bool) -> Submission:
+    first = expected + 1
+    if not rows or any(row.position != position for position, row in enumerate(rows, first)):
+        raise ValueError(f"the rows of run {run_id} must be numbered from {first}, not {[row.position for row in rows]}")
+    return Submission(run_id, expected, tuple(rows), payloads, create)
 
 
 def payload_stream(run_id: str, digest: str) -> str:

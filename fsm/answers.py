@@ -19,6 +19,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
     output: f.ModelOutput
     final: bool = False
+    fault: str = ""
+    """Why it is no legal turn, where its adapter could tell."""
 
 
 def classify(response: Response, turn: int) -> f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted:
@@ -44,6 +46,8 @@ def _placed(output: f.ModelOutput, turn: int) -> f.ModelOutput:
 def _fault(response: Response) -> str | None:
     """Why a response is no legal turn, in words for the model."""
     output = response.output
+    if response.fault:
+        return response.fault
     if output.calls and response.final:
         return "a response is either a final answer or tool calls, and this one was both; none of its calls was run"
     named = [call.provider_id for call in output.calls if call.provider_id]

@@ -41,6 +41,8 @@ class Call(_Struct, frozen=True, kw_only=True):
     expires_at: int | None = None
     since: int = 0
     grant: Digest | None = None
+    started: f.ToolStarted | None = None
+    """The latest attempt."""
     failed: f.ToolFailed | None = None
     notes_left: tuple[f.Note, ...] = ()
     kind: Kind | None = None
@@ -466,7 +468,7 @@ def _decided(run: Run, signature: Digest) -> Run:
 def _started(run: Run, fact: f.ToolStarted) -> Run:
     call = run.call(fact.call)
     assert call is not None
-    after = _update(run, fact.call, phase="started", attempt=fact.attempt, grant=None, performed="unknown")
+    after = _update(run, fact.call, phase="started", attempt=fact.attempt, started=fact, grant=None, performed="unknown")
     if call.attempt:
         return after
     return replace(after, spent=replace(after.spent, tool_calls=after.spent.tool_calls + 1))

@@ -170,10 +170,17 @@ def _by_schema(tool: Tool, parsed: dict[str, Any]) -> Valid:
 def _by_signature(signature: Signature, text: str) -> Valid:
     value, arguments, canonical = _validated(signature, text)
     again, _, same = _validated(signature, canonical)
-    if same != canonical or again != value:
+    if same != canonical or not _equal(again, value):
         # a person approves the canonical form, so the handler must get exactly what it says
         raise _Refused("cannot be rebuilt from their stored form: a validator or a type of this tool does not give back what it was given")
     return Valid(arguments, canonical, value)
+
+
+def _equal(one: BaseModel, other: BaseModel) -> bool:
+    try:
+        return one == other
+    except Exception:  # noqa: BLE001 - an application's own comparison
+        return False
 
 
 def _validated(signature: Signature, text: str) -> tuple[BaseModel, dict[str, Any], str]:

@@ -22,7 +22,7 @@ GRACE_S: Final = 0.5
 """How long a handler that was told to stop is waited for, before it is abandoned."""
 TEXT_BYTES_MAX: Final = 2_048
 LEAVES_MAX: Final = 20
-"""Exceptions of one group that are looked at."""
+"""Exceptions of one group that are told."""
 
 Performed = Literal["yes", "no", "unknown"]
 OnLate = Callable[["Succeeded | Failed"], None]
@@ -83,8 +83,7 @@ class _Call:
     def __init__(self, tool: Tool, canonical: str, ctx: ToolContext, max_result_bytes: int, max_stuck_threads: int, on_late: OnLate | None) -> None:
         self._tool, self._canonical, self._ctx = tool, canonical, ctx
         self._max_result_bytes, self._max_stuck_threads, self._on_late = max_result_bytes, max_stuck_threads, on_late
-        self._in_thread = not inspect.iscoroutinefunction(inspect.unwrap(tool.handler))
-        self._stopped = False
+        self._in_thread = not inspect.iscoroutinefunction(tool.handler)
 
     async def run(self) -> Succeeded | Failed:
         try:
@@ -111,6 +110,7 @@ class _Call:
                 return await self._awaited(value.result) if isinstance(value, _Pending) else value
 
     async def _awaited(self, start: Callable[[], Any]) -> Succeeded | Failed:
+        self._in_thread = False
         try:
             value = await start()
         except BaseException as error:  # noqa: BLE001 - see the top of the file
@@ -133,21 +133,23 @@ class _Call:
     async def stop(self, task: "asyncio.Task[Succeeded | Failed]") -> Succeeded | Failed | None:
         """What the handler gave after it was told to stop; None if it was abandoned."""
         self._ctx.cancelled.set()
-        self._stopped = True
         if not self._in_thread:
             task.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait({task}, timeout=GRACE_S)
-            if not task.done() and self._in_thread:
-                task.cancel()  # leaves the thread, which reports by itself
+        try:
+            with anyio.CancelScope(shield=True):
                 await asyncio.wait({task}, timeout=GRACE_S)
-        if not task.done():
-            self._abandon(task)
-            return None
-        return None if task.cancelled() else task.result()
+                if not task.done() and self._in_thread:
+                    task.cancel()  # leaves the thread, which then counts as stuck and reports by itself
+                    await asyncio.wait({task}, timeout=GRACE_S)
+        finally:  # a second cancellation ends the grace at once
+            if not task.done():
+                self._abandon(task)
+        return task.result() if task.done() and not task.cancelled() else None
 
     def _abandon(self, task: "asyncio.Task[Succeeded | Failed]") -> None:
         task.add_done_callback(lambda ended: self.late(None if ended.cancelled() else ended.result()))
+        if self._in_thread:
+            task.cancel()
         # asyncio.run would wait for it for ever, and complain about it when the loop is gone
         asyncio._unregister_task(task)  # type: ignore[attr-defined]
         task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -239,7 +241,7 @@ def _failure(error: BaseException) -> Failed:
     leaves = _leaves(error)
     performed: Performed = "no" if all(isinstance(each, NotPerformed) for each in leaves) else "unknown"
     retryable = all(isinstance(each, RetryableToolError) for each in leaves)
-    said = [_text(error)] + ([_text(each) for each in leaves] if leaves != [error] else [])
+    said = [_text(error)] + ([_text(each) for each in leaves[:LEAVES_MAX]] if isinstance(error, BaseExceptionGroup) else [])
     return Failed("execution_failed", _bounded("; ".join(said)), retryable, performed, _type_name(error))
 
 
@@ -247,10 +249,10 @@ def _leaves(error: BaseException) -> list[BaseException]:
     """The exceptions of a group, of groups in it too; the exception itself where it is none."""
     found: list[BaseException] = []
     waiting = [error]
-    while waiting and len(found) < LEAVES_MAX:
-        each = waiting.pop(0)
+    while waiting:
+        each = waiting.pop()
         if isinstance(each, BaseExceptionGroup):
-            waiting = [*each.exceptions, *waiting]
+            waiting += reversed(each.exceptions)
         else:
             found.append(each)
     return found

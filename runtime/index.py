@@ -15,7 +15,7 @@ from typing import Final
 
 from refold.runtime.documents import Document, DocumentPart, DocumentsError, Skipped, Source, list_sources, parse, read_bytes
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Rises whenever the tables, or what parsing makes of a file, change; an index of another layout is built anew."""
 BUSY_TIMEOUT_MS: Final = 30_000
 TERMS_MAX: Final = 24
@@ -31,6 +31,7 @@ STOP_WORDS: Final = frozenset(
 TABLES: Final = """
 create table documents (doc_id text primary key, root text, signature text, seen_ns integer, hash text, mtime_ns integer, title text, fields text, notes text, reason text) without rowid;
 create table parts (id integer primary key, doc_id text, number integer, names text, heading text, text text, unique (doc_id, number));
+create virtual table titles using fts5(doc_id unindexed, names, tokenize='porter unicode61');
 create virtual table words using fts5(names, heading, text, content='parts', content_rowid='id', tokenize='porter unicode61');
 """
 
@@ -78,7 +79,7 @@ class Index:
     def search(self, terms: Sequence[str], limit: int) -> tuple[list[Hit], dict[str, int]]:
         """The best parts for these words, and in how many parts each word occurs.
 
-        A part's rank is the sum of the bm25 of its words, times the share of the words it holds; words are bound as quoted strings and can be no query syntax.
+        A part's rank is the sum of the bm25 of its words, times the share of the words it holds; the first part of a document, where it says what it is, has the rank of its title on top. Words are bound as quoted strings and can be no query syntax.
         """
         scores: dict[int, list[float]] = {}
         counts: dict[str, int] = {}
@@ -87,8 +88,11 @@ class Index:
             counts[term] = len(rows)
             for row, score in rows:
                 scores.setdefault(row, []).append(-score)
+        any_term = " OR ".join(_quoted(term) for term in counts)
+        titled = "select parts.id, bm25(titles) from titles join parts on parts.doc_id = titles.doc_id and parts.number = 1 where titles match ?"
+        for row, score in self._db.execute(titled, (any_term,)).fetchall():
+            scores.setdefault(row, []).append(-score)
         best = sorted(scores, key=lambda row: (-sum(scores[row]) * (len(scores[row]) / len(counts)), row))[:limit]
-        any_term = " OR ".join(_quoted(term) for term in terms[:TERMS_MAX])
         return [self._hit(row, any_term) for row in best], counts
 
     def entry(self, doc_id: str) -> Entry | None:
@@ -166,6 +170,7 @@ class Index:
     def _forget(self, doc_id: str) -> None:
         self._db.execute("insert into words (words, rowid, names, heading, text) select 'delete', id, names, heading, text from parts where doc_id = ?", (doc_id,))
         self._db.execute("delete from parts where doc_id = ?", (doc_id,))
+        self._db.execute("delete from titles where doc_id = ?", (doc_id,))
         self._db.execute("delete from documents where doc_id = ?", (doc_id,))
 
     def _add(self, source: Source) -> None:
@@ -179,6 +184,7 @@ class Index:
         self._db.execute("insert into documents values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (source.doc_id, str(source.root), source.signature, seen_ns, *row, reason))
         if document:
             names = _names(document)
+            self._db.execute("insert into titles values (?, ?)", (source.doc_id, names))
             rows = [(source.doc_id, part.number, names, part.heading, part.text) for part in document.parts]
             first = self._db.execute("select coalesce(max(id), 0) from parts").fetchone()[0]
             self._db.executemany("insert into parts (id, doc_id, number, names, heading, text) values (?, ?, ?, ?, ?, ?)", ((first + n, *row) for n, row in enumerate(rows, 1)))
@@ -233,7 +239,7 @@ def _prepared(db: sqlite3.Connection) -> sqlite3.Connection:
         if db.execute("pragma user_version").fetchone()[0] != LAYOUT:
             with _transaction(db):
                 if db.execute("pragma user_version").fetchone()[0] != LAYOUT:
-                    for name in ("words", "parts", "documents"):
+                    for name in ("words", "titles", "parts", "documents"):
                         db.execute(f"drop table if exists {name}")
                     for statement in TABLES.strip().split("\n"):
                         db.execute(statement)

@@ -79,6 +79,12 @@ class Refusal(Part, frozen=True, kw_only=True):
     text: str
 
 
+class Malformed(Part, frozen=True, kw_only=True):
+    """The response is no legal turn, and `reason` says why in words for the model."""
+
+    reason: str
+
+
 class Finished(Part, frozen=True, kw_only=True):
     """The end of a complete stream; one that ends without it broke.
 

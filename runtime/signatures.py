@@ -213,7 +213,7 @@ def _promise(hint: Any, tool: str, result_type: type) -> Promise | None:
     if not rest or any(member in (Any, object, Never, NoReturn) for member in rest):
         return None
     narrowed: Any = Union.__getitem__(rest)
-    said = inspect.formatannotation(hint)[:200]
+    said = "None" if hint is type(None) else inspect.formatannotation(hint)[:200]
     try:
         return Promise(said, _adapter(narrowed), result_type in members)
     except Exception as error:  # see above: pydantic and user types

@@ -37,13 +37,14 @@ def stuck_threads() -> int:
 async def run_in_daemon_thread(
     work: Callable[[], T], *, stuck_limit: int, on_late: Callable[[Returned[T] | Raised], None] | None = None
 ) -> Returned[T] | Raised:
-    """Runs `work` in a new daemon thread, with a copy of the context variables. Raises NoThread instead while more than `stuck_limit` threads would be stuck.
+    """Runs `work` in a new daemon thread, with a copy of the context variables. Raises NoThread instead while `stuck_limit` threads are stuck.
 
     If the awaiting task is cancelled, the thread goes on and counts as stuck; what it then gives is handed to `on_late`, once: by the event loop,
     or, where that is closed by then, by the thread itself.
     """
-    if stuck_threads() >= stuck_limit > 0 or stuck_limit <= 0 < stuck_threads():
-        raise NoThread(f"{stuck_threads()} earlier calls are still running and cannot be stopped (max_stuck_threads={stuck_limit})")
+    stuck = stuck_threads()
+    if stuck and stuck >= stuck_limit:
+        raise NoThread(f"{stuck} earlier calls are still running and cannot be stopped (max_stuck_threads={stuck_limit})")
     call = _Call(work, asyncio.get_running_loop(), on_late)
     thread = threading.Thread(target=contextvars.copy_context().run, args=(call.perform,), name="refold-handler", daemon=True)
     try:
@@ -86,6 +87,8 @@ class _Call(Generic[T]):
             self._given_up = True
             if self._ended is None:
                 _stuck.add(self)  # type: ignore[arg-type]
+        if self.outcome.done() and not self.outcome.cancelled():
+            self._deliver()  # it ended in the same moment in which the awaiter was cancelled
 
     def _in_loop(self, step: Callable[[], None]) -> None:
         try:

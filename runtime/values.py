@@ -30,7 +30,7 @@ from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 import msgspec
@@ -84,6 +84,13 @@ class _Writer:
 
     def plain(self, value: object) -> Any:  # made of None, bool, int, float, str, list and dict
         self._count(1)
+        exact = type(value)
+        if exact is int:  # long lists are made of these three: no need to ask further
+            return self._integer(cast("int", value))
+        if exact is float:
+            return self._float(cast("float", value))
+        if exact is str:
+            return self._text(cast("str", value))
         match value:
             case None | bool():
                 return value
@@ -121,6 +128,8 @@ class _Writer:
     def _text(self, value: str) -> str:
         self._count(len(value))
         text = str.__str__(value)
+        if text.isascii():
+            return text
         try:
             text.encode()
         except UnicodeEncodeError:

@@ -14,7 +14,7 @@ NUMBER_WORDS: Final = frozenset("one two three four five six seven eight nine te
 DATE: Final = re.compile(r"\b(?:1[89]|20)\d\d\b")
 VERSION: Final = re.compile(r"\b\d+\.\d+")
 NAME: Final = re.compile(r"\b[A-ZÀ-Þ][\w.'’-]*(?: (?:van|von|de|der|den|la))*(?: [A-ZÀ-Þ][\w.'’-]+)+")
-LITERAL: Final = re.compile(r"``[^`\n]+``|`[^`\n]+`|\"[^\"\n]{1,40}\"|(?<!\w)--?[a-z][\w-]+|\b\w+(?:_\w+)+\b|__\w+__|\b\w+\(\)|\b[\w-]+\.[a-z]{2,5}\b|\b[A-Z]{3,}[A-Z0-9_-]*\b|\b[A-Z]?[a-z]+[A-Z]\w*\b")
+LITERAL: Final = re.compile(r"``[^`\n]+``|`[^`<>\n]+`(?!_)|\"[^\"\n]{1,40}\"|(?<!\w)--?[a-z][\w-]+|\b\w+(?:_\w+)+\b|__\w+__|\b\w+\(\)|\b[\w-]+\.[a-z]{2,5}\b|\b(?!(?:PEP|MUST|MAY|SHOULD|SHALL|NOT|RFC|ISO|TODO|NOTE)\b)[A-Z]{3,}[A-Z0-9_-]*\b|\b[A-Z]?[a-z]+[A-Z]\w*\b")
 """What is not an ordinary word: code, a quotation, an option, a file, a constant, a name in camel case."""
 
 ASKING: Final = frozenset("what which who whom whose when where why how".split())
@@ -32,7 +32,7 @@ IRREGULAR: Final = {
     "wrote": "write", "written": "write", "grew": "grow", "grown": "grow", "growth": "grow", "gave": "give", "given": "give", "got": "get", "chose": "choose", "chosen": "choose", "fell": "fall",
     "fallen": "fall", "rose": "rise", "risen": "rise", "became": "become", "began": "begin", "begun": "begin", "made": "make", "held": "hold", "kept": "keep", "said": "say", "took": "take",
     "taken": "take", "sold": "sell", "went": "go", "gone": "go", "found": "find", "left": "leave", "built": "build", "children": "child", "people": "person", "indices": "index",
-    "dictionary": "dict", "dictionaries": "dict", "maximal": "maximum", "minimal": "minimum",
+    "behaviour": "behavior", "dictionary": "dict", "dictionaries": "dict", "maximal": "maximum", "minimal": "minimum",
 }  # fmt: skip
 ABBREVIATION: Final = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|Mr|Mrs|Ms|Dr|St|No|Fig|approx|al)|\b[A-Z])\.$")
 
@@ -55,14 +55,17 @@ def stem(word: str) -> str:
     for suffix in ("ization", "isation"):
         if word.endswith(suffix):
             return word[: -len(suffix)] + "iz"
-    word = re.sub(r"is(e|ed|ing)$", r"iz\1", word) if len(word) > 6 else word
-    for suffix in ("ing", "ed", "ion", "ly"):
-        if word.endswith(suffix) and len(word) - len(suffix) >= 3 and re.search(r"[aeiouy]", word[: -len(suffix)]):
-            word = word[: -len(suffix)]
+    word = re.sub(r"is(e|ed|ing)$", r"iz\1", word) if len(word) > 6 else re.sub(r"(..)our$", r"\1or", word)
+    for suffix in ("ing", "ed", "ation", "ly"):
+        root = word.removesuffix(suffix)
+        if root != word and len(root) >= 3 and re.search(r"[aeiouy]", root):
+            word = root + ("at" if suffix == "ation" else "")
             if suffix in ("ing", "ed") and len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
                 word = word[:-1]
+            elif suffix in ("ing", "ed") and re.fullmatch(r"[^aeiou][aeiouy][^aeiouwxy]", word):
+                word += "e"
             break
-    word = word[:-1] if word.endswith("e") and len(word) > 3 else word
+    word = word[:-1] if word.endswith("e") and len(word) > 4 else word
     word = word[:-2] if word.endswith("at") and len(word) > 6 else word
     return word[:-1] + "i" if word.endswith("y") and len(word) > 3 else word
 

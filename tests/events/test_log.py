@@ -3,12 +3,12 @@
 import asyncio
 import gc
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -37,11 +37,33 @@ def child(code: str, *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-P", "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
-    opened = open_log("memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/log.db")
+    match request.param:
+        case "memory":
+            url = "memory:"
+        case "sqlite":
+            url = f"sqlite:///{tmp_path}/log.db"
+        case _:
+            url = request.getfixturevalue("schema")
+    opened = open_log(url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    """The URL of a fresh schema on the server that REFOLD_TEST_POSTGRES names (as postgresql://HOST/DATABASE, without options)."""
+    server = os.environ.get("REFOLD_TEST_POSTGRES")
+    if not server:
+        pytest.skip("REFOLD_TEST_POSTGRES names no server")
+    import psycopg
+
+    name = f"refold_{secrets.token_hex(6)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        yield f"{server}?options=-csearch_path%3D{name}&application_name={name}"
+        connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 @pytest.fixture
@@ -251,7 +273,9 @@ def test_threads_that_race_for_positions_each_win_once(log: Log) -> None:
 # How a store is named.
 
 
-@pytest.mark.parametrize("url", ["mysql://x", "log.db", "", "memory:x", "sqlite:log.db", "sqlite://log.db", "sqlite:///", "sqlite:////", "sqlite:///:memory:", "sqlite:///a\0b"])
+@pytest.mark.parametrize(
+    "url", ["mysql://x", "log.db", "", "memory:x", "sqlite:log.db", "sqlite://log.db", "sqlite:///", "sqlite:////", "sqlite:///:memory:", "sqlite:///a\0b"]
+)
 def test_a_url_that_names_no_store_is_refused_in_one_line(url: str) -> None:
     with pytest.raises(ValueError, match="store") as refused:
         open_log(url)
@@ -264,7 +288,21 @@ def test_stores_in_memory_are_apart() -> None:
     assert other.runs() == []
 
 
-ODD = ["a b.db", "100%.db", "a%20b.db", "what?.db", "a?mode=memory", "x#y.db", ":memory:", "file:z.db", "Öl 油 🙂.db", "a'b\"c.db", "new\nline.db", "deep/er/log.db", "tail.db?synchronous=no/log.db"]
+ODD = [
+    "a b.db",
+    "100%.db",
+    "a%20b.db",
+    "what?.db",
+    "a?mode=memory",
+    "x#y.db",
+    ":memory:",
+    "file:z.db",
+    "Öl 油 🙂.db",
+    "a'b\"c.db",
+    "new\nline.db",
+    "deep/er/log.db",
+    "tail.db?synchronous=no/log.db",
+]
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -289,7 +327,9 @@ def test_a_path_without_a_slash_of_its_own_is_relative_to_the_folder(tmp_path: P
     assert (tmp_path / ".refold" / "log.db").is_file()
 
 
-@pytest.mark.parametrize(("suffix", "argument", "level"), [("", "FULL", 2), ("", "NORMAL", 1), ("?synchronous=NORMAL", "FULL", 1), ("?synchronous=full", "NORMAL", 2)])
+@pytest.mark.parametrize(
+    ("suffix", "argument", "level"), [("", "FULL", 2), ("", "NORMAL", 1), ("?synchronous=NORMAL", "FULL", 1), ("?synchronous=full", "NORMAL", 2)]
+)
 def test_the_price_of_durability_can_be_chosen(file: Path, suffix: str, argument: str, level: int) -> None:
     log = open_log(f"sqlite:///{file}{suffix}", synchronous=argument)
     start(log, "a")
@@ -323,7 +363,9 @@ def test_a_store_that_is_not_there_is_not_made_for_a_reader(tmp_path: Path, name
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", [b"x", b"A letter to my aunt. " * 500, b"\0" * 5000, b"SQLite format 3\0" + b"\1" * 50], ids=["short", "long", "zeros", "headed"])
+@pytest.mark.parametrize(
+    "content", [b"x", b"A letter to my aunt. " * 500, b"\0" * 5000, b"SQLite format 3\0" + b"\1" * 50], ids=["short", "long", "zeros", "headed"]
+)
 @pytest.mark.parametrize("create", [True, False])
 def test_a_file_that_is_no_database_is_refused_and_stays_as_it_is(file: Path, content: bytes, create: bool) -> None:
     file.write_bytes(content)
@@ -535,7 +577,7 @@ for n in range(1, 200):
 
 def test_a_log_that_nobody_holds_lets_go_of_its_thread_and_files(file: Path) -> None:
     log = open_log(f"sqlite:///{file}")
-    start(log, "a")
+    log.submit("a", 0, rows(1), create=True).result()
     assert any(thread.name == "refold-log" for thread in threading.enumerate())
     del log
     gc.collect()
@@ -580,3 +622,118 @@ def test_the_rows_can_be_found_with_plain_sql(file: Path) -> None:
     found = other.execute("SELECT originator_id, originator_version, topic, state FROM stored_events ORDER BY rowid").fetchall()
     assert found == [("payload:a:D", 1, "payload", b"x"), *(("a", row.position, row.type, row.state) for row in written)]
     other.close()
+
+
+# PostgreSQL.
+
+
+def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_shown() -> None:
+    pytest.importorskip("psycopg_pool")
+    with pytest.raises(StoreUnavailable) as refused:
+        open_log("postgresql://me:s3cret@127.0.0.1:1/test")
+    one_line(refused, "127.0.0.1", "server")
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_postgres_url_that_cannot_be_read_is_refused_without_showing_it() -> None:
+    pytest.importorskip("psycopg_pool")
+    with pytest.raises(ValueError, match="postgresql://USER@HOST") as refused:
+        open_log("postgresql://me:s3cret%zz@127.0.0.1/test")
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "refold.events.postgres", None)
+    with pytest.raises(StoreUnavailable) as missing:
+        open_log("postgresql://127.0.0.1/test")
+    one_line(missing, "pip install 'refold[postgres]'")
+
+
+def test_a_schema_without_a_store_is_none_for_a_reader(schema: str) -> None:
+    with pytest.raises(StoreMissing) as missing:
+        open_log(schema, create=False)
+    one_line(missing, "postgresql://")
+    with pytest.raises(StoreMissing):
+        open_log(schema, create=False)
+
+
+def test_a_table_of_another_program_is_left_alone(schema: str) -> None:
+    import psycopg
+
+    with psycopg.connect(schema) as other:
+        other.execute("CREATE TABLE stored_events (what text)")
+    with pytest.raises(StoreUnavailable) as refused:
+        open_log(schema)
+    one_line(refused, "another program")
+
+
+def test_a_table_that_somebody_locks_is_unavailable_after_a_while_and_can_be_read_meanwhile(schema: str) -> None:
+    import psycopg
+
+    log = open_log(schema, lock_timeout_s=1)
+    start(log, "a")
+    with psycopg.connect(schema) as other:
+        other.execute("LOCK TABLE stored_events IN EXCLUSIVE MODE")
+        with pytest.raises(StoreUnavailable) as locked:
+            log.append("a", 1, rows(2))
+        one_line(locked, "locked")
+        assert len(log.read("a")) == 1
+    log.append("a", 1, rows(2))
+    log.close()
+
+
+def test_a_connection_that_dies_after_the_commit_loses_nothing(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a log whose first commit succeeds, and whose caller is told that the connection died
+    from eventsourcing.persistence import OperationalError
+
+    from refold.events.postgres import _Committer
+
+    log = open_log(schema)
+    start(log, "a")
+    real, calls = _Committer._commit, []
+
+    def dies_once(self: _Committer, group: object) -> object:
+        outcomes = real(self, group)  # type: ignore[arg-type]
+        calls.append(group)
+        if len(calls) == 1:
+            raise OperationalError("server closed the connection unexpectedly")
+        return outcomes
+
+    monkeypatch.setattr(_Committer, "_commit", dies_once)
+    # then our own batch is recognised, and another's is still a conflict
+    log.append("a", 1, rows(2), {"D": b"x"})
+    assert (len(calls), len(log.read("a"))) == (2, 2)
+    calls.clear()
+    with pytest.raises(Conflict):
+        log.append("a", 1, rows(2, mark="other"))
+    log.close()
+
+
+def test_a_server_that_drops_every_connection_is_asked_again(schema: str) -> None:
+    import psycopg
+
+    log = open_log(schema)
+    start(log, "a")
+    with psycopg.connect(schema, autocommit=True) as other:
+        dropped = other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND application_name = current_setting('application_name')"
+        ).fetchall()
+        assert dropped
+    log.append("a", 1, rows(2))
+    assert len(log.read("a")) == 2
+    log.close()
+
+
+def test_processes_that_make_and_fill_one_schema_lose_nothing(schema: str) -> None:
+    code = """
+log = open_log(sys.argv[1])
+log.append(sys.argv[2], 0, [Row(1, "run_started", b"{}")], create=True)
+for n in range(1, 20):
+    log.append(sys.argv[2], n, [Row(n + 1, "user_said", b"{}")])
+"""
+    processes = [child(code, schema, f"run-{n}") for n in range(4)]
+    assert [process.communicate() for process in processes] == [("", "")] * 4
+    log = open_log(schema, create=False)
+    assert sorted(log.runs()) == [f"run-{n}" for n in range(4)]
+    assert all([row.position for row in log.read(run_id)] == list(range(1, 21)) for run_id in log.runs())
+    log.close()

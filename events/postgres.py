@@ -1,0 +1,269 @@
+"""The log in a PostgreSQL database: the library's recorder with a checked head, written in groups like the SQLite one.
+
+Apart from the port, because everything here is about one engine and its driver, which is an extra.
+"""
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Final, LiteralString
+
+import psycopg
+import psycopg_pool
+from eventsourcing.persistence import InterfaceError, OperationalError, PersistenceError
+from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
+from psycopg import Cursor
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import DictRow, tuple_row
+
+from refold.events.groups import GroupWriter, Outcome
+from refold.events.storage import (
+    FOUND_MAX,
+    PAYLOAD_TOPIC,
+    SCAN_ROWS,
+    STARTS,
+    Conflict,
+    Log,
+    PayloadMissing,
+    Row,
+    StoreDamaged,
+    StoreMissing,
+    StoreUnavailable,
+    Submission,
+    check_head,
+    is_stored,
+    payload_stream,
+)
+
+VERSION_MAX: Final = 2**63 - 1
+CONNECTIONS_MAX: Final = 8
+CREATION_LOCK: Final = 0x7265666F6C64
+"""The advisory lock under which the table is made ("refold"): `IF NOT EXISTS` fails when two make it at once."""
+CREATE_TABLE: Final = """CREATE TABLE stored_events (
+    originator_id text COLLATE "C" NOT NULL, originator_version bigint NOT NULL, topic text NOT NULL, state bytea NOT NULL, notification_id bigserial,
+    PRIMARY KEY (originator_id, originator_version))"""
+"""As the library makes it, but in byte order whatever the language of the database, so that the primary key serves prefixes."""
+CREATE_ORDER: Final = "CREATE UNIQUE INDEX stored_events_notification_id_idx ON stored_events (notification_id)"
+CREATE_STARTED: Final = "CREATE INDEX started_runs ON stored_events (notification_id) WHERE topic IN ('run_started', 'run_continued', 'run_forked')"
+assert all(f"'{topic}'" in CREATE_STARTED for topic in STARTS)
+SELECT_ROWS: Final = (
+    "SELECT originator_version, topic, state FROM stored_events "
+    "WHERE originator_id = %s AND originator_version > %s AND originator_version <= %s ORDER BY originator_version LIMIT %s"
+)
+SELECT_STARTED: Final = "SELECT originator_id FROM stored_events WHERE topic IN ('run_started', 'run_continued', 'run_forked')"
+
+
+class PostgresLog(Log):
+    """Every read is one short query; every write goes through one `GroupWriter`, since the library locks the table for each of its transactions.
+
+    That lock makes the order of the ids the order of the commits: nobody who follows the store passes over a row.
+    """
+
+    def __init__(self, url: str, *, create: bool = True, lock_timeout_s: float = 5.0) -> None:
+        try:
+            settings = conninfo_to_dict(url)
+        except psycopg.ProgrammingError:
+            raise ValueError("a PostgreSQL store is postgresql://USER@HOST/DATABASE, with options that its driver knows") from None  # It may hold a password.
+        self._name = f"postgresql://{settings.get('host') or ''}/{settings.get('dbname') or ''}"
+        with _translated(self._name):
+            schema = _prepare(self._name, url, create=create)
+            self._datastore = _Datastore(settings, schema, lock_timeout_s)
+            recorder = _Recorder(self._datastore)
+        self._writer = GroupWriter(_Committer(self._name, recorder), partial(_closed, self._name))
+        self._process = os.getpid()
+        self._release = weakref.finalize(self, _release, self._writer, self._datastore, self._process)
+
+    def _append(self, submission: Submission) -> None:
+        self._check_process()
+        self._writer.append(submission)
+
+    def _submit(self, submission: Submission) -> "Future[None]":
+        self._check_process()
+        return self._writer.submit(submission)
+
+    def read(self, run_id: str, after: int = 0, upto: int | None = None) -> list[Row]:
+        return [Row._make(row) for row in self._select(SELECT_ROWS, run_id, after, VERSION_MAX if upto is None else upto, None)]
+
+    def scan(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
+        while rows := self._select(SELECT_ROWS, run_id, after, VERSION_MAX if upto is None else upto, SCAN_ROWS):
+            yield from map(Row._make, rows)
+            after = rows[-1][0]
+
+    def head(self, run_id: str) -> tuple[int, bytes] | None:
+        rows = self._select("SELECT originator_version, state FROM stored_events WHERE originator_id = %s ORDER BY originator_version DESC LIMIT 1", run_id)
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def payload(self, run_id: str, digest: str) -> bytes:
+        rows = self._select("SELECT state FROM stored_events WHERE originator_id = %s AND originator_version = 1", payload_stream(run_id, digest))
+        if not rows:
+            raise PayloadMissing(run_id, digest)
+        state: bytes = rows[0][0]
+        return state
+
+    def payloads(self, run_id: str) -> dict[str, bytes]:
+        first = payload_stream(run_id, "")
+        rows = self._select("SELECT originator_id, state FROM stored_events WHERE originator_id >= %s AND originator_id < %s", first, first[:-1] + ";")
+        return {stream[len(first) :]: state for stream, state in rows}
+
+    def runs(self) -> list[str]:
+        return [run_id for (run_id,) in self._select(SELECT_STARTED + " ORDER BY notification_id")]
+
+    def find(self, prefix: str) -> list[str]:
+        if not prefix.isascii() or "\0" in prefix:
+            return []  # No run id has such characters, and these could not even be asked for.
+        query: LiteralString = SELECT_STARTED + " AND originator_id >= %s AND originator_id < %s ORDER BY originator_id LIMIT %s"
+        return [run_id for (run_id,) in self._select(query, prefix, prefix + "\x7f", FOUND_MAX)]
+
+    def changed(self) -> int:
+        newest: int | None = self._select("SELECT max(notification_id) FROM stored_events")[0][0]
+        return newest or 0
+
+    def close(self) -> None:
+        self._release()
+
+    def _select(self, query: LiteralString, *values: str | int | None) -> list[Any]:
+        self._check_process()
+        with _translated(self._name), self._datastore.get_connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(query, values).fetchall()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise StoreUnavailable(f"the store {self._name} was opened before this process was forked: open it again here")
+
+
+class _Committer:
+    """Stores a group in one transaction.
+
+    When the connection dies in it nobody knows whether it was committed: the second attempt looks at what is stored before it calls anything lost.
+    """
+
+    def __init__(self, name: str, recorder: "_Recorder") -> None:
+        self._name, self._recorder = name, recorder
+
+    def __call__(self, group: Sequence[Submission]) -> list[Outcome]:
+        with _translated(self._name):
+            try:
+                return self._commit(group)
+            except (OperationalError, InterfaceError) as error:
+                if isinstance(error.__cause__, (psycopg.errors.LockNotAvailable, psycopg_pool.PoolClosed, psycopg.errors.DiskFull)):
+                    raise
+            outcomes = self._commit(group)
+            return [
+                None if isinstance(outcome, Conflict) and self._recorder.holds(submission) else outcome
+                for submission, outcome in zip(group, outcomes, strict=True)
+            ]
+
+    def _commit(self, group: Sequence[Submission]) -> list[Outcome]:
+        with self._recorder.datastore.transaction(commit=True) as cursor:
+            self._recorder.open_batch(cursor)
+            return [self._store(cursor, submission, alone=len(group) == 1) for submission in group]
+
+    def _store(self, cursor: Cursor[DictRow], submission: Submission, *, alone: bool) -> Outcome:
+        try:
+            with nullcontext() if alone else cursor.connection.transaction():
+                self._recorder.append(cursor, submission)
+        except (Conflict, StoreDamaged) as refused:
+            return refused  # Checked before anything is written, so that there is nothing to roll back.
+        return None
+
+
+class _Recorder(PostgresApplicationRecorder):
+    def open_batch(self, cursor: Cursor[DictRow]) -> None:
+        self._lock_table(cursor)
+        self._notify_channel(cursor)
+
+    def append(self, cursor: Cursor[DictRow], submission: Submission) -> None:
+        run_id = submission.run_id
+        found = cursor.execute("SELECT max(originator_version) AS head FROM stored_events WHERE originator_id = %s", (run_id,)).fetchone()
+        assert found is not None  # An aggregate is one row.
+        check_head(submission, found["head"])
+        new = [digest for digest in submission.payloads if not is_stored(submission, digest, _stored(cursor, payload_stream(run_id, digest)))]
+        payloads = [(payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, submission.payloads[digest]) for digest in new]
+        rows = [*payloads, *((run_id, *row) for row in submission.rows)]
+        cursor.executemany("INSERT INTO stored_events (originator_id, originator_version, topic, state) VALUES (%s, %s, %s, %s)", rows)
+
+    def holds(self, submission: Submission) -> bool:
+        """Whether exactly these rows are stored: each names its driver and the digest before it, so no other writer's rows are the same."""
+        stored = self.select_events(submission.run_id, gt=submission.expected, lte=submission.rows[-1].position)
+        return [Row(event.originator_version, event.topic, event.state) for event in stored] == list(submission.rows)
+
+
+def _stored(cursor: Cursor[DictRow], stream: str) -> bytes | None:
+    row = cursor.execute("SELECT state FROM stored_events WHERE originator_id = %s AND originator_version = 1", (stream,)).fetchone()
+    return None if row is None else row["state"]
+
+
+class _Datastore(PostgresDatastore):
+    def __init__(self, settings: dict[str, Any], schema: str, lock_timeout_s: float) -> None:
+        # Whole seconds are all that the library takes, and its default waits for ever.
+        super().__init__(
+            "",
+            "",
+            "",
+            "",
+            "",
+            max_overflow=CONNECTIONS_MAX - 1,
+            lock_timeout=max(1, round(lock_timeout_s)),
+            schema=schema,
+            originator_id_type="text",
+            pre_ping=True,
+        )
+        # Everything that the URL says, certificates and options included; what it leaves open is the driver's to find.
+        self.pool.kwargs = {**settings, "row_factory": self.pool.kwargs["row_factory"]}  # type: ignore[index]
+
+
+def _prepare(name: str, url: str, *, create: bool) -> str:
+    """Makes sure that the database has the table of a log; returns its schema."""
+    with psycopg.connect(url, connect_timeout=5) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION_LOCK,))
+        found = connection.execute(
+            "SELECT s, to_regclass(quote_ident(s) || '.stored_events'), to_regclass(quote_ident(s) || '.started_runs') FROM current_schema() AS s"
+        ).fetchone()
+        schema, table, index = found or (None, None, None)
+        if schema is None:
+            raise StoreUnavailable(f"the store {name} has no schema to use: name one that exists in its search_path")
+        if table is None and not create:
+            raise StoreMissing(f"there is no store in {name}: start a run with it, or name another")
+        if table is not None and index is None:
+            raise StoreUnavailable(f"the table stored_events of {name} is another program's: name a database or a schema of its own for the store")
+        if table is None:
+            for statement in (CREATE_TABLE, CREATE_ORDER, CREATE_STARTED):
+                connection.execute(statement)
+        return str(schema)
+
+
+def _release(writer: GroupWriter, datastore: PostgresDatastore, process: int) -> None:
+    if os.getpid() == process:  # A forked child has neither the thread nor a right to these connections.
+        writer.close()
+        datastore.close()
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """The one door through which errors of the driver and of the library leave."""
+    try:
+        yield
+    except PersistenceError as error:
+        raise _unavailable(name, error.__cause__ or error) from error
+    except psycopg.Error as error:
+        raise _unavailable(name, error) from error
+
+
+def _closed(name: str) -> StoreUnavailable:
+    return StoreUnavailable(f"the store {name} is closed: open it again")
+
+
+def _unavailable(name: str, error: BaseException) -> StoreUnavailable:
+    match error:
+        case psycopg_pool.PoolClosed():
+            return _closed(name)
+        case psycopg.errors.LockNotAvailable():
+            return StoreUnavailable(f"the store {name} is locked by another process: try again when that one is done")
+        case psycopg.errors.DiskFull():
+            return StoreUnavailable(f"the disk of the store {name} is full: make room and try again")
+        case _:
+            said = " ".join(str(error).split())
+            return StoreUnavailable(f"the store {name} cannot be used ({said}): check that the server runs and lets you in")

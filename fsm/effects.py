@@ -1,0 +1,55 @@
+"""`pending`: what the run waits for the world to do. Performing it is the shell's part."""
+
+import msgspec
+
+from refold.events.settings import Seconds
+from refold.events.words import CallId
+from refold.projections.run import Call, Run
+
+
+class AskModel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Make the open request, after its delay."""
+
+    number: int
+    estimated_input_tokens: int
+    delay_us: int
+
+
+class RunTool(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Run the handler of a started call, after its delay; `arguments` in canonical form."""
+
+    call: CallId
+    name: str
+    arguments: str
+    attempt: int
+    key: str
+    timeout_s: Seconds | None
+    delay_us: int
+
+
+def pending(run: Run) -> tuple[AskModel | RunTool, ...]:
+    """The effects that are open, in order; none where the run has ended, waits for a human, or is driven by nobody."""
+    if run.driver is None:
+        return ()
+    if run.state == "streaming_model" and run.asked == "yes":
+        asked = run.request
+        assert asked is not None
+        return (AskModel(number=asked.number, estimated_input_tokens=asked.estimated_input_tokens, delay_us=asked.delay_us),)
+    if run.state == "executing_tools":
+        return tuple(_running(call) for call in run.calls if call.phase == "started")
+    return ()
+
+
+def _running(call: Call) -> RunTool:
+    started, check = call.started, call.check
+    assert started is not None
+    assert check is not None
+    return RunTool(
+        call=call.id,
+        name=call.name,
+        arguments=check.arguments,
+        attempt=started.attempt,
+        key=started.key,
+        timeout_s=check.timeout_s,
+        delay_us=started.delay_us,
+    )

@@ -1,0 +1,98 @@
+"""What `show`, `runs` and results say of a run: answer, citations, usage, messages, observations, notes, pending; folded from its records for people and programs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from refold.events import facts as f
+from refold.events.codec import Record
+from refold.events.words import OWNERS, Kind
+from refold.projections.evidence import cited
+from refold.projections.messages import Message
+from refold.projections.run import Call, Run
+
+
+def answer_of(run: Run, records: Iterable[Record]) -> str | None:
+    """The answer of a completed run."""
+    claim = _claim(run, records)
+    return claim.text if claim is not None else None
+
+
+def citations_of(run: Run, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What the answer of a completed run cites: document, part, and the document that superseded it, where the evidence says so."""
+    claim = _claim(run, records)
+    if claim is None:
+        return []
+    superseded = superseded_by(records)
+    made = []
+    for name in cited(run, claim):
+        doc_id, mark, part = name.rpartition("#")
+        document = doc_id if mark and part.isdigit() else name
+        made.append({"doc_id": document, "part": int(part) if document != name else None, "superseded_by": superseded.get(document)})
+    return made
+
+
+def _claim(run: Run, records: Iterable[Record]) -> f.FinalProposed | None:
+    if not isinstance(run.ended, f.RunCompleted):
+        return None
+    at = run.ended.answer_at
+    return next((record.fact for record in records if record.position == at and isinstance(record.fact, f.FinalProposed)), None)
+
+
+def superseded_by(records: Iterable[Record]) -> dict[str, Any]:
+    """Document to its successor, as results of tools say in `metadata`."""
+    found: dict[str, Any] = {}
+    for record in records:
+        if isinstance(record.fact, f.ToolSucceeded) and isinstance(record.fact.result, dict):
+            metadata, doc_id = record.fact.result.get("metadata"), record.fact.result.get("doc_id")
+            if isinstance(metadata, dict) and isinstance(doc_id, str) and metadata.get("superseded_by"):
+                found[doc_id] = metadata["superseded_by"]
+    return found
+
+
+def usage_of(run: Run) -> dict[str, Any]:
+    """Sums of what providers reported and, apart, of estimates; money as a decimal string."""
+    spent = run.spent
+    return {
+        "reported": {name: getattr(spent.reported, name) for name in ("input_tokens", "cached_input_tokens", "output_tokens")},
+        "estimated": {name: getattr(spent.estimated, name) for name in ("input_tokens", "cached_input_tokens", "output_tokens")},
+        "cost_usd": spent.cost_usd,
+    }
+
+
+def pending_of(run: Run) -> list[dict[str, Any]]:
+    """What waits for a human, in call order."""
+    return [_waits(run, call) for call in run.calls if call.phase in ("waiting", "doubt")] if run.state == "executing_tools" else []
+
+
+def _waits(run: Run, call: Call) -> dict[str, Any]:
+    import msgspec
+
+    kind = "doubt" if call.phase == "doubt" else "approval" if call.approval is not None else "question"
+    arguments = msgspec.json.decode(call.check.arguments) if call.check is not None and call.check.arguments else {}
+    reason = call.question if kind == "question" else call.because
+    return {
+        "run_id": run.id,
+        "call_id": call.id,
+        "kind": kind,
+        "name": call.name,
+        "arguments": arguments,
+        "digest": call.approval,
+        "reason": reason,
+        "since": call.since,
+        "expires_at": call.expires_at,
+    }
+
+
+def message_json(message: Message, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A message in the documented shape; `arguments` by call id."""
+    if message.role == "tool":
+        return {"role": "tool", "call_id": message.call_id, "name": message.name, "kind": message.kind, "content": message.content}
+    made: dict[str, Any] = {"role": message.role, "text": message.text}
+    if message.calls:
+        made["calls"] = [{"id": call.id, "name": call.name, "arguments": arguments.get(call.id, call.arguments_text), "provider_id": call.provider_id} for call in message.calls]
+    return made
+
+
+def owner_of(kind: Kind) -> str:
+    """Whose doing a result is."""
+    return OWNERS[kind]

@@ -1,0 +1,201 @@
+"""`Agent`: a model, tools, budgets, policy and validators, and the verbs that run them over a store."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal
+
+from refold.events import facts as f
+from refold.events import settings as recorded
+from refold.events.codec import Record
+from refold.fsm.guards import ASK_USER
+from refold.fsm.revisions import ENGINE
+from refold.runtime import consults as c
+from refold.runtime import models
+from refold.runtime import ports as p
+from refold.runtime.driver import Cast, Driver
+from refold.runtime.journal import Journal
+from refold.runtime.result import Result, result_of
+from refold.runtime.settings import Budgets, Policy, recorded_as
+from refold.runtime.store import Store
+from refold.runtime.text import whole
+from refold.runtime.tools import Tool, tool
+
+Shown = p.Part | Record
+
+
+class Agent:
+    """What runs. Raises ValueError when it is made of things that do not fit: two tools of one name, one named like a built-in.
+
+    `model` is a SPEC, anything with a `stream` method, or None for the default; `name` is what another process finds it by.
+    """
+
+    def __init__(
+        self,
+        model: str | p.Model | None = None,
+        instructions: str = "",
+        tools: Sequence[Tool] = (),
+        budgets: Budgets | None = None,
+        policy: Policy | None = None,
+        validators: Sequence[c.Validator] = (),
+        *,
+        name: str = "agent",
+        ask_user: bool = True,
+        answer_schema: dict[str, Any] | None = None,
+        documents: Sequence[str] = (),
+    ) -> None:
+        self.model, self.instructions, self.name = model, instructions, name
+        self.tools = {made.name: made for made in tools}
+        self.budgets, self.policy = budgets or Budgets(), policy or Policy()
+        self.validators = [(getattr(validator, "__name__", type(validator).__name__), validator) for validator in validators]
+        self.ask_user, self.documents = ask_user, tuple(documents)
+        self.answer_schema = answer_schema or next((schema for v in validators if (schema := getattr(v, "answer_schema", None)) is not None), None)
+        if len(self.tools) != len(tools):
+            names = [made.name for made in tools]
+            twice = next(name for n, name in enumerate(names) if name in names[:n])
+            raise ValueError(f"two tools are named {twice!r}; a call could not tell them apart")
+        if ASK_USER in self.tools and ask_user:
+            raise ValueError(f"a tool is named {ASK_USER!r}, which is built in; give it another name, or make the agent with ask_user=False")
+
+    # -- verbs
+
+    async def run(self, goal: str, *, store: Store, run_id: str | None = None, heard: Callable[[Shown], None] | None = None) -> Result:
+        """Begin a run for a goal and drive it until it ends or waits for a human. Raises ValueError for an empty goal or an id that is none, RunExists, StoreUnavailable."""
+        goal = checked_goal(goal)
+        ids = p.RandomIds()
+        journal = Journal(store.log, checked_id(run_id) if run_id is not None else ids.run_id(), heard=heard)
+        model = self._model(None)
+        begin = f.RunStarted(goal=goal, setup=self._setup(model, ids.seed()))
+        driver = Driver(journal, self._cast(model, heard))
+        await driver.drive((begin,))
+        return result_of(store, journal.run, lost=driver.lost)
+
+    async def resume(self, run_id: str, *, store: Store, heard: Callable[[Shown], None] | None = None) -> Result:
+        """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is. Raises UnknownRun, StoreUnavailable."""
+        journal = Journal(store.log, run_id).load()
+        if journal.run.state == "done" or journal.run.waits:
+            return result_of(store, journal.run)
+        journal.heard = heard
+        driver = Driver(journal, self._cast(self._model(journal.run.begun), heard, journal.run.begun))
+        await driver.drive()
+        return result_of(store, journal.run, lost=driver.lost)
+
+    def run_sync(self, goal: str, *, store: Store, run_id: str | None = None) -> Result:
+        """`run` for scripts. Raises RuntimeError inside a running event loop."""
+        return _outside_loop("run", lambda: self.run(goal, store=store, run_id=run_id))
+
+    def resume_sync(self, run_id: str, *, store: Store) -> Result:
+        """`resume` for scripts. Raises RuntimeError inside a running event loop."""
+        return _outside_loop("resume", lambda: self.resume(run_id, store=store))
+
+    async def stream(self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "cancel") -> AsyncIterator[Shown]:
+        """Run, giving live parts and committed records as they come.
+
+        Whoever stops listening parks the run (`continue`: it can be resumed) or cancels it (`cancel`).
+        """
+        queue: asyncio.Queue[Shown | None] = asyncio.Queue()
+        given = checked_id(run_id) if run_id is not None else p.RandomIds().run_id()
+        running = asyncio.get_running_loop().create_task(self.run(goal, store=store, run_id=given, heard=queue.put_nowait))
+        running.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (shown := await queue.get()) is not None:
+                yield shown
+            await running
+        finally:
+            if not running.done():
+                if on_disconnect == "cancel":
+                    await store.cancel(given, "nobody listens any more")
+                else:
+                    running.cancel()
+                await asyncio.wait({running})
+
+    # -- what a run is begun and driven with
+
+    def consults(self, setup: f.Setup | None = None) -> c.Consults:
+        """The agent's code as a driver asks it; a run that began under other settings keeps its own."""
+        policy = setup.policy if setup is not None else self.policy
+        asks = tool(effect="read", name=ASK_USER)(c.ask_user) if (setup.ask_user if setup is not None else self.ask_user) else None
+        return c.Consults(tools=self.tools, validators=self.validators, policy_retries=policy.max_tool_retries, tool_timeout_s=policy.tool_timeout_s, asks=asks)
+
+    def _cast(self, model: p.Model, heard: Callable[[Shown], None] | None, setup: f.Setup | None = None) -> Cast:
+        return Cast(model=model, consults=self.consults(setup), clock=p.SystemClock(), show=heard or _nobody)
+
+    def _model(self, setup: f.Setup | None) -> p.Model:
+        """The agent's own model; else the one the run was begun with; else the default."""
+        if self.model is not None and not isinstance(self.model, str):
+            return self.model
+        if self.model is not None:
+            return models.resolve(self.model)
+        if setup is not None and setup.model:
+            return models.resolve(setup.model, base_url=setup.base_url or None, settings=setup.model_settings)
+        return models.resolve(models.DEFAULT)
+
+    def _setup(self, model: p.Model, seed: str) -> f.Setup:
+        specs = list(self.tools.values())
+        if self.ask_user:
+            asks = self.consults().asks
+            assert asks is not None
+            specs.append(asks)
+        return f.Setup(
+            engine=ENGINE,
+            seed=seed,
+            agent=self.name,
+            model=str(getattr(model, "spec", type(model).__name__)),
+            base_url=str(getattr(model, "base_url", "") or ""),
+            model_settings=dict(getattr(model, "settings", {}) or {}),
+            instructions=whole(self.instructions),
+            tools=tuple(_recorded(spec) for spec in specs),
+            ask_user=self.ask_user,
+            documents=self.documents,
+            validators=tuple(name for name, _ in self.validators),
+            answer_schema=self.answer_schema,
+            budgets=recorded_as(self.budgets, recorded.Budgets),
+            policy=recorded_as(self.policy, recorded.Policy),
+        )
+
+
+def _recorded(made: Tool) -> f.ToolSetup:
+    approval: Literal["never", "always", "predicate"] = made.approval if isinstance(made.approval, str) else "predicate"
+    return f.ToolSetup(
+        name=made.name,
+        description=whole(made.description),
+        schema=made.schema,
+        effect=made.effect,
+        approval=approval,
+        timeout_s=made.timeout_s,
+        retries=made.retries,
+        concurrent=made.concurrent,
+        repeatable=made.repeatable,
+    )
+
+
+def _nobody(_: Shown) -> None:
+    """Nobody listens."""
+
+
+def _outside_loop(verb: str, make: Callable[[], Any]) -> Result:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        result: Result = asyncio.run(make())
+        return result
+    raise RuntimeError(f"{verb}_sync would block the event loop that is running: await agent.{verb}(...) instead")
+
+
+def checked_goal(goal: str) -> str:
+    """A goal that says something. Raises ValueError."""
+    if not visible(goal):
+        raise ValueError("the goal is empty: say what the agent is to do")
+    return whole(goal)
+
+
+def visible(text: str) -> bool:
+    """Whether a text shows anything: not only spaces, controls and characters without width."""
+    return any(not character.isspace() and character.isprintable() for character in text)
+
+
+def checked_id(run_id: str) -> str:
+    """A run id as the log takes it. Raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", run_id) or run_id == "last":
+        raise ValueError(f"{run_id!r} is no run id: up to 64 letters, digits, dots, dashes and underscores, beginning with a letter or digit, and not 'last'")
+    return run_id

@@ -1,0 +1,105 @@
+"""Parts of a stream to one response: the same few lines for every provider and every script.
+
+What a stream cannot be is decided elsewhere; here nothing is repaired, guessed or dropped.
+"""
+
+from typing import Any
+
+from refold.events import facts as f
+from refold.events.words import CallId
+from refold.fsm.answers import Response
+from refold.runtime import ports as p
+from refold.runtime.text import whole
+
+
+class _Open:
+    """A call that is being received."""
+
+    def __init__(self, name: str, provider_id: str) -> None:
+        self.name, self.provider_id = name, provider_id
+        self.pieces: list[str] = []
+
+
+class Assembler:
+    """Takes parts as they come; `response` is what they make once `Finished` has come."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._refusal: list[str] = []
+        self._calls: dict[int, _Open] = {}
+        self._opaque: list[Any] = []
+        self._usage: p.UsageUpdated | None = None
+        self.finished: p.Finished | None = None
+        self.fault = ""
+
+    def take(self, part: p.Part) -> None:
+        """One more part."""
+        match part:
+            case p.TextDelta(text=text):
+                self._text.append(text)
+            case p.ReasoningDelta(text=text):
+                self._reasoning.append(text)
+            case p.Refusal(text=text):
+                self._refusal.append(text)
+            case p.ToolCallOpened(index=index, name=name, id=provider_id):
+                self._calls[index] = _Open(name, provider_id)
+            case p.ArgumentsDelta(index=index, text=text):
+                self._calls.setdefault(index, _Open("", "")).pieces.append(text)
+            case p.ToolCallReady(index=index, name=name, arguments=arguments, id=provider_id):
+                call = self._calls[index] = _Open(name, provider_id)
+                call.pieces.append(arguments)
+            case p.UsageUpdated():
+                self._usage = part
+            case p.OpaqueItem(item=item):
+                self._opaque.append(item)
+            case p.Malformed(reason=reason):
+                self.fault = reason
+            case p.Finished():
+                self.finished = part
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return whole("".join(self._text))
+
+    def usage(self) -> f.Usage | None:
+        """What was reported so far; None where nothing was, so that it is estimated."""
+        reported = self._usage
+        if reported is None:
+            return None
+        tokens = {name: getattr(reported, name) for name in ("input_tokens", "output_tokens", "cached_input_tokens", "cache_write_tokens", "reasoning_tokens")}
+        return f.Usage(**{name: max(0, count) for name, count in tokens.items()}, cost_usd=reported.cost_usd)
+
+    @property
+    def cost_only(self) -> bool:
+        """Whether a price was reported without tokens, which are then estimated."""
+        reported = self._usage
+        return reported is not None and reported.cost_usd is not None and not (reported.input_tokens or reported.output_tokens)
+
+    def response(self, request: p.Request, estimated_input: int, elapsed_us: int) -> Response:
+        """The response; of a stream that was cut, what there is of it."""
+        finished = self.finished or p.Finished(stop_reason="unknown")
+        calls = tuple(
+            f.ProposedCall(id=CallId(""), name=whole(call.name), arguments_text=whole("".join(call.pieces)), provider_id=whole(call.provider_id))
+            for _, call in sorted(self._calls.items())
+        )
+        usage = self.usage()
+        if usage is not None and self.cost_only:
+            said = len(self.text) + sum(len(call.arguments_text) for call in calls)
+            usage = f.Usage(input_tokens=estimated_input, output_tokens=-(-said // 4), estimated=True, cost_usd=usage.cost_usd)
+        output = f.ModelOutput(
+            text=self.text,
+            reasoning=whole("".join(self._reasoning)),
+            refusal=whole("".join(self._refusal)),
+            calls=calls,
+            citations=tuple(whole(citation) for citation in finished.citations) if finished.citations is not None else None,
+            rationale=whole(finished.rationale),
+            stop_reason=finished.stop_reason,
+            provider_stop_reason=whole(finished.provider_stop_reason),
+            no_evidence=finished.no_evidence,
+            opaque=tuple(self._opaque),
+            usage=usage,
+            elapsed_us=elapsed_us,
+        )
+        return Response(output=output, final=finished.final, fault=self.fault)

@@ -1,0 +1,110 @@
+"""What user code is asked before a batch is appended: do the arguments validate, is approval needed, does the answer stand.
+
+What it says goes into the log as input facts, so that replay can read it instead of asking; a consult that raises is a verdict too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from refold.events import facts as f
+from refold.events.words import CallId, Digest
+from refold.fsm.guards import ASK_USER
+from refold.projections.run import Run, signature_of
+from refold.runtime.arguments import Invalid, validate
+from refold.runtime.text import whole
+from refold.runtime.tools import Tool
+
+Validator = Callable[[Run, str, tuple[str, ...]], Sequence[str]]
+"""`(run, answer, citations)` to complaints; none means that the answer stands."""
+COMPLAINTS_MAX: Final = 20
+TEXT_MAX: Final = 2_000
+
+
+def ask_user(question: str) -> str:
+    """Ask the user a question and wait for the answer. Use it only when the task cannot be done without it."""
+    raise NotImplementedError  # no handler stands behind it: a human answers
+
+
+@dataclass(frozen=True)
+class Consults:
+    """The agent's code as the driver consults it."""
+
+    tools: Mapping[str, Tool]
+    validators: Sequence[tuple[str, Validator]] = ()
+    policy_retries: int = 0
+    tool_timeout_s: float | None = None
+    asks: Tool | None = field(default=None)
+
+    def calls(self, output: f.ModelOutput) -> f.CallsChecked:
+        """One check for each call, in call order."""
+        return f.CallsChecked(checks=tuple(self._call(call) for call in output.calls))
+
+    def _call(self, call: f.ProposedCall) -> f.Check:
+        tool = self.asks if call.name == ASK_USER and self.asks is not None else self.tools.get(call.name)
+        raw = signature_of([call.name, "as written", call.arguments_text])
+        if tool is None:
+            known = ", ".join(sorted(self.tools)) or "none"
+            return f.Check(call=call.id, kind="unknown_tool", message=f"there is no tool {call.name[:80]!r}; the tools are: {known}"[:TEXT_MAX], signature=raw)
+        valid = validate(tool, call.arguments_text)
+        if isinstance(valid, Invalid):
+            return f.Check(call=call.id, kind="invalid_arguments", message=valid.message, signature=raw, effect=tool.effect)
+        if tool is self.asks:
+            question = str(valid.arguments["question"])
+            return f.Check(call=call.id, arguments=valid.canonical, signature=signature_of([tool.name, valid.canonical]), effect="read", question=question, repeatable=True)
+        return self._policy(call.id, tool, valid.canonical, valid.arguments)
+
+    def _policy(self, call: CallId, tool: Tool, canonical: str, arguments: dict[str, Any]) -> f.Check:
+        """What the tool's policy says of arguments that validate."""
+        signature = signature_of([tool.name, canonical])
+        try:
+            needed = bool(tool.approval(arguments)) if callable(tool.approval) else tool.approval == "always"
+            key = str(tool.key(arguments)) if tool.key is not None else ""
+        except Exception as error:  # noqa: BLE001 - user code: whatever it raises denies the call
+            message = f"the policy of {tool.name} failed, so the call is denied: {describe(error)}"
+            return f.Check(call=call, kind="permission_denied", message=message, arguments=canonical, signature=signature, effect=tool.effect)
+        return f.Check(
+            call=call,
+            arguments=canonical,
+            effect=tool.effect,
+            signature=signature,
+            approval=needed,
+            approval_reason=_why(tool) if needed else "",
+            digest=approval_digest(signature, tool) if needed else None,
+            key=whole(key),
+            repeatable=tool.repeatable,
+            retries=tool.retries if tool.retries is not None else self.policy_retries,
+            timeout_s=tool.timeout_s if tool.timeout_s is not None else self.tool_timeout_s,
+        )
+
+    def answer(self, run: Run, claim: f.FinalProposed, citations: tuple[str, ...]) -> f.AnswerChecked:
+        """What the final validators say of a claim; a refusal or a text that was cut is not asked about."""
+        if claim.refusal or claim.stop_reason in ("refusal", "length") or not claim.text.strip():
+            return f.AnswerChecked()
+        names, complaints = [], []
+        for name, validator in self.validators:
+            names.append(name)
+            try:
+                complaints += [whole(str(complaint))[:TEXT_MAX] for complaint in validator(run, claim.text, citations)]
+            except Exception as error:  # noqa: BLE001 - user code: whatever it raises rejects the answer
+                return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints), error=f"the validator {name} failed: {describe(error)}")
+        return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints[:COMPLAINTS_MAX]))
+
+
+def approval_digest(signature: Digest, tool: Tool) -> Digest:
+    """What an approval binds to: the action, the tool's schema and the rule that asked."""
+    return signature_of([signature, tool.schema_digest, _why(tool)])
+
+
+def _why(tool: Tool) -> str:
+    return "the tool always needs approval" if tool.approval == "always" else f"the tool's rule {getattr(tool.approval, '__name__', 'predicate')} asks for approval of these arguments"
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one bounded line, whatever its text does."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not end the run
+        text = ""
+    line = " ".join(whole(text).split())[:500]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

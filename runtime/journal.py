@@ -1,0 +1,200 @@
+"""A run and its log, kept in step: load, catch up with what others appended, and append what was decided.
+
+The one place where a decision becomes durable; drivers, the verbs of a store and the importer all go through it.
+"""
+
+import asyncio
+import getpass
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from refold.events import facts as f
+from refold.events.codec import Record, Stamp, read, write
+from refold.events.storage import Conflict, Log, Row
+from refold.events.words import RunId
+from refold.fsm.decide import Batch, decide
+from refold.fsm.machine import empty, step
+from refold.projections.messages import Message
+from refold.projections.run import Run, evolve, replace
+from refold.projections.transcript import said
+from refold.runtime.ports import Clock, SystemClock
+
+ATTEMPTS_MAX: Final = 32
+"""How often one command is decided again because somebody else appended first."""
+
+
+class UnknownRun(LookupError):
+    """There is no such run in the store."""
+
+
+class LostOwnership(Exception):  # noqa: N818 - news for the driver, not a fault
+    """Another driver took over, or the run ended: append nothing, perform nothing."""
+
+
+class TooManyConflicts(Exception):  # noqa: N818 - as above
+    """Others appended faster than a command could be decided."""
+
+
+Inputs = Callable[[Run], Sequence[f.Input]]
+
+
+class Journal:
+    """A run as its log has it. `run` is the state, `messages` the transcript, and `heard` is called with every record that is folded."""
+
+    def __init__(self, log: Log, run_id: str, *, clock: Clock | None = None, heard: Callable[[Record], None] | None = None) -> None:
+        self.log, self.clock = log, clock or SystemClock()
+        self.run = empty(RunId(run_id))
+        self.messages: list[Message] = []
+        self.heard = heard
+
+    def catch_up(self) -> int:
+        """Fold what the log holds beyond what is known; gives the number of records. Raises Illegal or Unreadable for a log that is none."""
+        rows = self.log.read(self.run.id, self.run.position)
+        if not rows:
+            return 0
+        load = loader(self.log, self.run.id, many=len(rows) > 50)
+        for row in rows:
+            record = read(row.state, load)
+            self._fold(record, step(self.run, record))
+        return len(rows)
+
+    def load(self) -> "Journal":
+        """The journal of a run that exists. Raises UnknownRun."""
+        if not self.catch_up():
+            raise UnknownRun(f"there is no run {self.run.id} in this store")
+        return self
+
+    async def command(self, inputs: Inputs, *, epoch: int | None = None) -> None:
+        """Decide and append, again where somebody was faster; `inputs` is asked anew each time.
+
+        With `epoch` it is the command of that driver: raises LostOwnership where it is the driver no more. Once submitted, an append is never abandoned.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            prepared = self._prepare(inputs, epoch)
+            if prepared is None:
+                return
+            batch, records, future = prepared
+            try:
+                await _settled(future)
+            except Conflict:
+                self.catch_up()
+                continue
+            self._stored(batch, records)
+            return
+        raise TooManyConflicts(f"run {self.run.id}: {ATTEMPTS_MAX} times somebody else appended first")
+
+    def command_sync(self, inputs: Inputs) -> None:
+        """The same, for callers without an event loop."""
+        for _ in range(ATTEMPTS_MAX):
+            prepared = self._prepare(inputs, None)
+            if prepared is None:
+                return
+            batch, records, future = prepared
+            try:
+                future.result()
+            except Conflict:
+                self.catch_up()
+                continue
+            self._stored(batch, records)
+            return
+        raise TooManyConflicts(f"run {self.run.id}: {ATTEMPTS_MAX} times somebody else appended first")
+
+    def _prepare(self, inputs: Inputs, epoch: int | None) -> tuple[Batch, list[Record], "Future[None]"] | None:
+        """Decide, write and submit; None where there is nothing to append."""
+        run = self.run
+        if epoch is not None and (run.epoch != epoch or run.driver is None or run.state == "done"):
+            raise LostOwnership(f"run {run.id} is driven by somebody else, or has ended")
+        facts = inputs(run)
+        if not facts:
+            return None
+        batch = decide(run, facts, stamp(self.clock, run))
+        records, payloads = written(run, batch)
+        rows = [Row(record.position, record.type, record.stored) for record in records]
+        return batch, records, self.log.submit(run.id, run.position, rows, payloads, create=run.position == 0)
+
+    def _stored(self, batch: Batch, records: list[Record]) -> None:
+        """Fold a stored batch: what was decided is what is read back."""
+        run = self.run
+        for record in records:
+            after = evolve(run, record.fact, target=record.target, at=record.at, head=record.digest) if record is not records[-1] else replace(batch.run, head=record.digest)
+            self._fold(record, after)
+            run = self.run
+
+    def _fold(self, record: Record, after: Run) -> None:
+        self.messages += said(self.run, record.fact, after)
+        self.run = after
+        if self.heard is not None:
+            self.heard(record)
+
+
+def stamp(clock: Clock, run: Run) -> Stamp:
+    """Now, never earlier than the record before; how far a clock had stepped back is written down."""
+    now = clock.now_us()
+    return Stamp(at=max(now, run.at), driver=WHO, stepped_back_us=max(0, run.at - now))
+
+
+def written(run: Run, batch: Batch) -> tuple[list[Record], dict[str, bytes]]:
+    """The records of a batch, chained to the run's head, and the payloads they refer to."""
+    records: list[Record] = []
+    payloads: dict[str, bytes] = {}
+    before = run.head
+    for position, edge in enumerate(batch.edges, run.position + 1):
+        record, large = write(edge, run=run.id, position=position, batch=run.position + 1, stamp=batch.stamp, before=before)
+        payloads |= large
+        records.append(record)
+        before = record.digest
+    return records, payloads
+
+
+def loader(log: Log, run_id: str, *, many: bool) -> Callable[[str], bytes]:
+    """Payloads by digest: all at once for a long tail, one by one for a short one."""
+    if not many:
+        return lambda digest: log.payload(run_id, digest)
+    held: dict[str, bytes] = {}
+
+    def load(digest: str) -> bytes:
+        if not held:
+            held.update(log.payloads(run_id))
+        return held[digest] if digest in held else log.payload(run_id, digest)
+
+    return load
+
+
+async def _settled(future: "Future[None]") -> None:
+    """Wait until a submitted append is stored or refused, also when cancelled meanwhile; the cancellation is raised after."""
+    waiting = asyncio.wrap_future(future)
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError as error:
+            if waiting.cancelled():
+                raise
+            cancelled = error
+        except Exception:  # noqa: BLE001 - raised by result() below
+            break
+    if cancelled is not None and waiting.exception() is None:
+        # It is stored: the caller folds it first and meets the cancellation at its next await.
+        task = asyncio.current_task()
+        if task is not None:
+            task.get_loop().call_soon(task.cancel)
+        return
+    waiting.result()
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
+
+
+USER: Final = _who()
+HOST: Final = socket.gethostname()
+WHO: Final = f"{USER}@{HOST}:{os.getpid()}"
+"""Who appends: user, host and process."""
+
+

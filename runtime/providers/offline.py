@@ -1,0 +1,215 @@
+"""A model without a network: deterministic, extractive, for questions over documents. It searches, reads, compares, calculates, and answers with spans of what it read, or says that the documents do not answer.
+
+It keeps nothing between requests: every step is worked out from the transcript, so it can be stopped and taken up anywhere. How a span is found is in `extract.py`.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from refold.projections.transcript import Message
+from refold.runtime.ports import Finished, Part, Request, TextDelta, ToolCallReady
+from refold.runtime.providers.compare import Comparison, Pair, find_pair
+from refold.runtime.providers.extract import Claim, Evidence, Passage, Question, answer_from_fields, answer_from_sentences
+
+NO_ANSWER: Final = "The documents do not answer this."
+RESULTS_WANTED: Final = 14
+PARTS_READ: Final = 10
+HEADERS_READ: Final = 6
+ARITHMETIC: Final = re.compile(r"(?<![\w.])[-(]*\d[\d.()\s]*(?:\s*(?:\*\*|//|[-+*/%×÷−])\s*[-(]*\d[\d.()]*\)*)+(?![\w])")
+
+
+class OfflineModel:
+    """`Model` for the spec `offline`."""
+
+    spec = "offline"
+
+    async def stream(self, request: Request) -> AsyncIterator[Part]:
+        step = next_step(request)
+        if isinstance(step, Answer):
+            yield TextDelta(text=step.text)
+            yield Finished(stop_reason="stop", citations=step.citations, no_evidence=step.no_evidence)
+            return
+        for index, (name, arguments) in enumerate(step):
+            yield ToolCallReady(index=index, name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+        yield Finished(stop_reason="tool_calls")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A final text with what it cites."""
+
+    text: str
+    citations: tuple[str, ...] = ()
+    no_evidence: bool = False
+
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+def next_step(request: Request) -> Answer | Calls:
+    """The calls to make now, or the answer. A pure function of the request."""
+    seen = _seen(request)
+    question = Question(seen.goal)
+    if not question.stems:
+        return Answer(text=NO_ANSWER, no_evidence=True)
+    if not seen.searched and "search_kb" not in seen.tools:
+        return _plain_step(question, seen)
+    if not seen.searched:
+        return [("search_kb", {"query": query, "limit": RESULTS_WANTED}) for query in question.queries]
+    if wanted := _unread(_worth_reading(seen), seen):
+        return wanted
+    evidence = Evidence(passages=_trusted(seen), common=seen.common)
+    if comparison := Comparison.asked(question):
+        if pair := find_pair(comparison, evidence):
+            return _compared(comparison, pair, seen)
+        return Answer(text=NO_ANSWER, no_evidence=True)
+    claims = answer_from_fields(question, evidence)
+    claims = answer_from_sentences(question, evidence) if claims is None else claims
+    if wanted := _unread([f"{claim.passage.doc_id}#1" for claim in claims] + _successor_parts(claims), seen):
+        return wanted
+    return _answer(claims, evidence) if claims else Answer(text=NO_ANSWER, no_evidence=True)
+
+
+# -- what the transcript holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What happened since the last message of the user."""
+
+    goal: str
+    tools: frozenset[str]
+    searched: bool
+    hits: tuple[dict[str, Any], ...]
+    passages: tuple[Passage, ...]
+    asked: frozenset[str]
+    """Ids that `read_document` was asked for, whatever came of it."""
+    failed: bool
+    """Whether a calculation failed."""
+    results: dict[str, str]
+    """Results of `calculate` by expression."""
+    common: frozenset[str]
+    """Words so frequent in these documents that they tell nothing apart."""
+
+
+def _seen(request: Request) -> _Seen:
+    messages = request.messages
+    last = max((n for n, message in enumerate(messages) if message.role == "user"), default=-1)
+    arguments = {call.id: _object(call.arguments_text) for message in messages for call in message.calls}
+    results = [message for message in messages[last + 1 :] if message.role == "tool"]
+    good = [message for message in results if message.kind == "success"]
+    searches = [_object(message.content) for message in good if message.name == "search_kb"]
+    hits = [hit for search in searches for hit in search.get("results", []) if isinstance(hit, dict)]
+    return _Seen(
+        goal=messages[last].text if last >= 0 else "",
+        tools=frozenset(tool.name for tool in request.tools),
+        searched=any(message.name == "search_kb" for message in results),
+        hits=tuple(hits),
+        passages=tuple(_passages(good)),
+        asked=frozenset(str(arguments[message.call_id].get("doc_id")) for message in results if message.name == "read_document" and message.call_id in arguments),
+        failed=any(message.name == "calculate" and message.kind != "success" for message in results),
+        results={str(found["expression"]): str(found["result"]) for message in good if message.name == "calculate" and "result" in (found := _object(message.content)) and "expression" in found},
+        common=_common(searches),
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _passages(messages: Sequence[Message]) -> list[Passage]:
+    """Every part that was read, once, in the order of reading."""
+    found: dict[str, Passage] = {}
+    for message in messages:
+        content = _object(message.content) if message.name == "read_document" else {}
+        metadata = _object(content.get("metadata"))
+        for piece in content.get("text", []):
+            one = _object(piece)
+            if one.get("id") and isinstance(one.get("text"), str):
+                found[str(one["id"])] = Passage(
+                    id=str(one["id"]),
+                    doc_id=str(content.get("doc_id", "")),
+                    title=str(content.get("title", "")),
+                    heading=str(one.get("heading", "")),
+                    text=one["text"],
+                    superseded_by=tuple(str(name) for name in metadata.get("superseded_by", [])),
+                )
+    return list(found.values())
+
+
+def _common(searches: Sequence[dict[str, Any]]) -> frozenset[str]:
+    counts = [(word, count, search.get("parts_total", 0)) for search in searches for word, count in _object(search.get("parts_with_word")).items()]
+    return frozenset(str(word) for word, count, total in counts if isinstance(count, int) and isinstance(total, int) and total >= 100 and count > total / 5)
+
+
+def _trusted(seen: _Seen) -> tuple[Passage, ...]:
+    """What was read, without the documents that give orders to whoever reads them: those are no evidence of anything."""
+    tools = "|".join(re.escape(name) for name in sorted(seen.tools | {"search_kb", "read_document", "store_observation"}) if "_" in name)
+    order = re.compile(rf"\b(?:ignore|disregard|forget|override)\b[^.]{{0,60}}\b(?:instructions?|prompts?|rules|directions|orders)\b|\b(?:{tools})\b|\bsystem prompt\b", re.IGNORECASE)
+    bad = {passage.doc_id for passage in seen.passages if order.search(passage.text)}
+    return tuple(passage for passage in seen.passages if passage.doc_id not in bad)
+
+
+# -- what to read
+
+
+def _worth_reading(seen: _Seen) -> list[str]:
+    """The best parts found, and the first part of the best documents, where a document says what it is."""
+    documents = list(dict.fromkeys(str(hit.get("doc_id")) for hit in seen.hits))
+    firsts = [f"{doc_id}#1" for doc_id in documents[:HEADERS_READ]]
+    successors = [f"{name}#1" for hit in seen.hits[:PARTS_READ] for name in hit.get("superseded_by", []) if not str(name).isdecimal()]
+    return list(dict.fromkeys([*firsts, *(str(hit.get("id")) for hit in seen.hits[:PARTS_READ]), *successors[:4]]))
+
+
+def _successor_parts(claims: Sequence[Claim]) -> list[str]:
+    return [f"{name}#1" for claim in claims for name in claim.passage.superseded_by if not name.isdecimal()]
+
+
+def _unread(ids: Sequence[str], seen: _Seen) -> Calls:
+    """Calls that read these parts, unless they were asked for before or nothing can be read any more."""
+    if "read_document" not in seen.tools:
+        return []
+    known = seen.asked | {passage.id for passage in seen.passages}
+    return [("read_document", {"doc_id": one}) for one in dict.fromkeys(ids) if one not in known]
+
+
+# -- answers
+
+
+def _answer(claims: Sequence[Claim], evidence: Evidence) -> Answer:
+    """The spans, each with its document; behind them, for a document that is superseded, the line in which it says so."""
+    spans = [(claim.span, claim.passage) for claim in claims]
+    for claim in claims:
+        if claim.passage.superseded_by and (line := evidence.superseded_line(claim.passage.doc_id)) and line not in spans:
+            spans.append(line)
+    lines = [f"{span} [{passage.doc_id}]" for span, passage in spans]
+    return Answer(text="\n".join(dict.fromkeys(lines)), citations=tuple(dict.fromkeys(passage.id for _, passage in spans)))
+
+
+def _compared(comparison: Comparison, pair: Pair, seen: _Seen) -> Answer | Calls:
+    expression = comparison.expression(pair)
+    if expression not in seen.results:
+        return [("calculate", {"expression": expression})] if "calculate" in seen.tools else Answer(text=NO_ANSWER, no_evidence=True)
+    first, second = pair.first.passage, pair.second.passage
+    sources = " ".join(dict.fromkeys((f"[{first.doc_id}]", f"[{second.doc_id}]")))
+    lines = [f"{pair.first.span} [{first.doc_id}]", f"{pair.second.span} [{second.doc_id}]", f"{comparison.name}: {expression} = {seen.results[expression]}{comparison.unit(pair)} {sources}"]
+    return Answer(text="\n".join(dict.fromkeys(lines)), citations=tuple(dict.fromkeys((first.id, second.id))))
+
+
+def _plain_step(question: Question, seen: _Seen) -> Answer | Calls:
+    """Without documents only arithmetic can be answered: by `calculate`, never by itself."""
+    found = ARITHMETIC.search(question.text)
+    expression = found[0].strip() if found else ""
+    if expression in seen.results:
+        return Answer(text=f"{expression} = {seen.results[expression]}")
+    if expression and "calculate" in seen.tools and not seen.results and not seen.failed:
+        return [("calculate", {"expression": expression})]
+    return Answer(text="This cannot be answered without documents or a calculation.", no_evidence=True)

@@ -1,0 +1,43 @@
+"""The request of a turn, made from the run and its transcript: a pure function, so that every exact prompt can be made again."""
+
+from collections.abc import Sequence
+
+from refold.projections.messages import Message
+from refold.projections.run import Run
+from refold.runtime.ports import Request, ToolSpec
+
+
+def request_of(run: Run, messages: Sequence[Message]) -> Request:
+    """What the model is asked by the open request of `run`; `messages` are all that it shows."""
+    asked = run.request
+    assert asked is not None, "no request is open"
+    setup = run.begun
+    tools = () if asked.wrap_up else tuple(ToolSpec(name=tool.name, description=tool.description, schema=tool.schema) for tool in setup.tools)
+    return Request(
+        turn=run.turn,
+        number=asked.number,
+        instructions=setup.instructions,
+        messages=tuple(messages),
+        tools=tools,
+        max_output_tokens=asked.max_output_tokens,
+        answer_schema=setup.answer_schema,
+        notice=notice(run),
+    )
+
+
+def notice(run: Run) -> str:
+    """What only this request says, behind the messages: the budget that is left, and that a last turn is the last."""
+    assert run.request is not None
+    if run.request.wrap_up:
+        return "This is the last turn: no tool can be called any more. Answer now with what you have, and say what is missing."
+    budgets, spent = run.budgets, run.spent
+    left = []
+    if budgets.max_turns is not None:
+        left.append(f"{max(0, budgets.max_turns - run.turn)} turns after this one")
+    if budgets.max_tool_calls is not None:
+        left.append(f"{max(0, budgets.max_tool_calls - spent.tool_calls)} tool calls")
+    if budgets.max_tokens is not None:
+        left.append(f"{max(0, budgets.max_tokens - spent.tokens)} tokens")
+    return f"Budget left: {', '.join(left)}." if left else ""
+
+

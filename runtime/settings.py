@@ -1,0 +1,151 @@
+"""Budgets and policy as users write them: the recorded fields, checked by pydantic when they are made.
+
+The fields live once, in `events/settings.py`; here are their bounds, and the reading of `--set KEY=VALUE`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from refold.events import settings as recorded
+from refold.events.money import plain
+
+
+def _money(value: object) -> object:
+    """Any way to write an amount to its plain decimal string."""
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        raise ValueError("an amount in USD is wanted, such as 0.50") from None
+    if isinstance(value, bool) or not amount.is_finite() or amount < 0 or abs(amount.adjusted()) > 30:
+        raise ValueError("an amount in USD is wanted, such as 0.50")
+    return plain(amount)
+
+
+def _moment(text: str) -> str:
+    """An RFC 3339 time, kept in UTC so that it means the same on every machine."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("a time in RFC 3339 is wanted, such as 2030-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("a time with its offset is wanted, such as 2030-01-31T12:00:00Z")
+    return moment.astimezone(UTC).isoformat()
+
+
+def _whole(value: int | float) -> int | float:
+    """A whole number of seconds is an integer, however it was written."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+AtLeastOne = Annotated[int, Field(ge=1, lt=2**53)]
+Seconds = Annotated[int | float, Field(ge=0, le=10**9, allow_inf_nan=False), AfterValidator(_whole)]
+Money = Annotated[str, BeforeValidator(_money)]
+Moment = Annotated[str, AfterValidator(_moment)]
+_CONFIG: Final = ConfigDict(extra="forbid", str_max_length=200)
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Budgets(recorded.Budgets):
+    """What a run may use up; `None` is no limit. Raises a ValueError that names the field."""
+
+    max_turns: AtLeastOne | None = 12
+    max_tool_calls: Count | None = 48
+    max_tokens: AtLeastOne | None = 200_000
+    max_cost_usd: Money | None = "1"
+    timeout_s: Seconds | None = 120
+    deadline: Moment | None = None
+    max_output_tokens: AtLeastOne = 4_096
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Policy(recorded.Policy):
+    """How the runtime answers what happens; times in seconds. Raises a ValueError that names the field."""
+
+    max_tool_retries: Count = 1
+    max_model_errors: Count = 2
+    max_provider_retries: Count = 4
+    max_retry_wait_s: Seconds = 120
+    max_duplicate_actions: AtLeastOne = 1
+    cycle_lengths: tuple[Annotated[int, Field(ge=1, le=20)], ...] = (1, 2, 3)
+    cycle_repeats: Annotated[int, Field(ge=2, le=1000)] = 3
+    parallel_tools: AtLeastOne = 4
+    approval_expiry_s: Seconds | None = None
+    tool_timeout_s: Seconds | None = 60
+    model_idle_timeout_s: Seconds | None = 60
+    max_result_bytes: AtLeastOne = 16_777_216
+    max_stuck_threads: AtLeastOne = 4
+
+
+class WrongSetting(ValueError):
+    """A `KEY=VALUE` that is none: one line that names it."""
+
+
+SECTIONS: Final = {"budgets": Budgets, "policy": Policy}
+T = TypeVar("T", recorded.Budgets, recorded.Policy)
+
+
+def recorded_as(settings: T, base: type[T]) -> T:
+    """The plain fields, as a log holds them."""
+    return base(**asdict(settings))
+
+
+def apply(assignments: Iterable[str], budgets: recorded.Budgets, policy: recorded.Policy) -> tuple[Budgets, Policy, dict[str, Any]]:
+    """Budgets, policy and the model's settings with every `section.field=value` applied. Raises WrongSetting."""
+    values: dict[str, dict[str, Any]] = {"budgets": asdict(budgets), "policy": asdict(policy)}
+    model: dict[str, Any] = {}
+    for assignment in assignments:
+        key, mark, text = assignment.partition("=")
+        section, _, field = key.strip().partition(".")
+        if not mark or not field:
+            raise WrongSetting(f"--set {assignment}: write it as SECTION.FIELD=VALUE, such as budgets.max_turns=6")
+        if section == "model":
+            model[field] = _value(text)
+        elif section not in SECTIONS or field not in values[section]:
+            raise WrongSetting(f"--set {key}: there is no such setting{_nearest(section, field)}")
+        else:
+            values[section][field] = _checked(section, field, text)
+    return Budgets(**values["budgets"]), Policy(**values["policy"]), model
+
+
+def _checked(section: str, field: str, text: str) -> Any:
+    """One value as its field takes it: `none` lifts a limit, commas make a sequence, `true` and `false` are what they say."""
+    value: Any = None if text.strip().lower() in ("none", "null", "") else text.strip()
+    if field == "cycle_lengths" and isinstance(value, str):
+        value = tuple(part.strip() for part in value.strip("[]()").split(",") if part.strip())
+    try:
+        made = TypeAdapter(SECTIONS[section]).validate_python({field: value})
+    except ValidationError as error:
+        raise WrongSetting(f"--set {section}.{field}={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    return getattr(made, field)
+
+
+def _value(text: str) -> Any:
+    """A free setting: what looks like a number or a truth value is one."""
+    match text.strip().lower():
+        case "true":
+            return True
+        case "false":
+            return False
+        case "none" | "null":
+            return None
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _nearest(section: str, field: str) -> str:
+    from difflib import get_close_matches
+
+    names = [f"{name}.{item.name}" for name, kind in SECTIONS.items() for item in fields(kind)]
+    near = get_close_matches(f"{section}.{field}", names, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; the sections are {', '.join(SECTIONS)} and model"
+
+

@@ -1,0 +1,202 @@
+"""A store as people use it: read a run, answer it, approve, deny, cancel, say; each verb async with a `_sync` twin that is the same code.
+
+What comes from outside is one fact in the log; whoever drives the run notices it.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Iterator
+
+from refold.events import facts as f
+from refold.events.codec import Record, read
+from refold.events.log import open_log
+from refold.events.storage import Log
+from refold.events.words import RunId
+from refold.projections.run import Call, Run
+from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader
+
+
+class NotAsked(LookupError):
+    """Nothing of that kind waits: the run has ended, the call is another, or nobody asked."""
+
+
+class Ambiguous(LookupError):
+    """Several calls wait and none was named, or a prefix fits several runs. `names` are the choices."""
+
+    def __init__(self, message: str, names: list[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
+class Store:
+    """Runs in one log. Every method may raise StoreUnavailable; with an id that is not there, UnknownRun."""
+
+    def __init__(self, log: Log, url: str) -> None:
+        self.log, self.url = log, url
+
+    # -- reading
+
+    def read(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Record]:
+        """The records at positions after < p <= upto, in order."""
+        load = loader(self.log, run_id, many=True)
+        found = False
+        for row in self.log.scan(run_id, after, upto):
+            found = True
+            yield read(row.state, load)
+        if not found and self.log.head(run_id) is None:
+            raise UnknownRun(f"there is no run {run_id} in this store")
+
+    def runs(self) -> list[str]:
+        """All run ids, in the order started."""
+        return self.log.runs()
+
+    def resolve(self, name: str) -> RunId:
+        """The run that an id, a unique prefix or `last` names. Raises UnknownRun or Ambiguous."""
+        if name == "last":
+            runs = self.log.runs()
+            if not runs:
+                raise UnknownRun("there is no run in this store yet")
+            return RunId(runs[-1])
+        found = self.log.find(name) if name else []
+        if name in found or self.log.head(name) is not None:
+            return RunId(name)
+        if not found:
+            raise UnknownRun(f"there is no run {name} in this store")
+        if len(found) > 1:
+            raise Ambiguous(f"{name} is the beginning of more than one run: {', '.join(found)}", found)
+        return RunId(found[0])
+
+    def journal(self, run_id: str) -> Journal:
+        """The run and its log. Raises UnknownRun."""
+        return Journal(self.log, run_id).load()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.log.close()
+
+    # -- verbs from outside
+
+    def answer_sync(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
+        """Answer a question. Gives the call as it was."""
+        return self._decide(run_id, call, "question", lambda run, asked: f.ClarificationReceived(call=asked.id, text=text, who=who, command_id=_id(command_id)), command_id)
+
+    async def answer(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
+        """Answer a question. Gives the call as it was."""
+        return await asyncio.to_thread(self.answer_sync, run_id, text, call=call, who=who, command_id=command_id)
+
+    def approve_sync(self, run_id: str, call: str | None = None, *, digest: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
+        """Allow a call, once, for exactly the arguments that were shown; `digest` insists on what was seen."""
+
+        def granted(run: Run, asked: Call) -> f.ApprovalGranted:
+            assert asked.approval is not None
+            if digest is not None and digest != asked.approval:
+                raise NotAsked(f"call {asked.id} of run {run.id} is not what the digest stands for any more")
+            return f.ApprovalGranted(call=asked.id, digest=asked.approval, who=who, command_id=_id(command_id))
+
+        return self._decide(run_id, call, "approval", granted, command_id)
+
+    async def approve(self, run_id: str, call: str | None = None, *, digest: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
+        """Allow a call, once, for exactly the arguments that were shown; `digest` insists on what was seen."""
+        return await asyncio.to_thread(self.approve_sync, run_id, call, digest=digest, who=who, command_id=command_id)
+
+    def deny_sync(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
+        """Refuse a call and say why; wins over an approval that was not used yet."""
+        return self._decide(run_id, call, "denial", lambda run, asked: f.ApprovalDenied(call=asked.id, reason=reason, who=who, command_id=_id(command_id)), command_id)
+
+    async def deny(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
+        """Refuse a call and say why; wins over an approval that was not used yet."""
+        return await asyncio.to_thread(self.deny_sync, run_id, call, reason=reason, who=who, command_id=command_id)
+
+    def say_sync(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
+        """A message that the next request shows, behind the results."""
+        if not text.strip():
+            raise ValueError("the message is empty")
+        self._live(run_id, lambda run: f.UserSaid(text=text, who=who, command_id=_id(command_id)), command_id)
+
+    async def say(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
+        """A message that the next request shows, behind the results."""
+        await asyncio.to_thread(self.say_sync, run_id, text, who=who, command_id=command_id)
+
+    def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> None:
+        """End a run. Whoever drives it closes its calls; where nobody does, that is done here."""
+        journal = self._live(run_id, lambda run: f.CancelRequested(who=who, reason=reason, command_id=_id(command_id)), command_id)
+        if journal.run.state != "done" and journal.run.driver is None:
+            journal.command_sync(lambda run: (attach(run),) if run.driver is None and run.state != "done" else ())
+
+    async def cancel(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> None:
+        """End a run. Whoever drives it closes its calls; where nobody does, that is done here."""
+        await asyncio.to_thread(self.cancel_sync, run_id, reason, who=who, command_id=command_id)
+
+    def _live(self, run_id: str, fact: Callable[[Run], f.Input], command_id: str | None) -> Journal:
+        """Append one fact to a run that has not ended; a command that was taken before is a no-op."""
+        journal = self.journal(run_id)
+
+        def inputs(run: Run) -> tuple[f.Input, ...]:
+            if command_id is not None and command_id in run.commands:
+                return ()
+            if run.state == "done":
+                raise NotAsked(f"run {run.id} has ended ({run.status}) and takes no more input; start another with: refold continue {run.id}")
+            return (fact(run),)
+
+        journal.command_sync(inputs)
+        return journal
+
+    def _decide(self, run_id: str, name: str | None, kind: str, fact: Callable[[Run, Call], f.Input], command_id: str | None) -> Call:
+        """Append a human's decision on one call; gives the call as it was."""
+        chosen: list[Call] = []
+
+        def one(run: Run) -> f.Input:
+            chosen[:] = [asked(run, name, kind)]
+            return fact(run, chosen[0])
+
+        self._live(run_id, one, command_id)
+        if not chosen:
+            raise NotAsked(f"the command {command_id} was taken before")
+        return chosen[0]
+
+
+def asked(run: Run, name: str | None, kind: str) -> Call:
+    """The call that a human's word is about. Raises NotAsked or Ambiguous."""
+    open_calls = [call for call in run.calls if _fits(call, kind)]
+    word = "approval" if kind == "denial" else kind
+    if name is not None:
+        found = next((call for call in open_calls if call.id == name), None)
+        if found is None:
+            raise NotAsked(f"call {name} of run {run.id} does not wait for {_an(word)}")
+        return found
+    if not open_calls:
+        raise NotAsked(f"run {run.id} does not wait for {_an(word)}")
+    if kind == "denial" and len(waiting := [call for call in open_calls if call.phase == "waiting"]) == 1:
+        return waiting[0]
+    if len(open_calls) > 1:
+        names = [call.id for call in open_calls]
+        raise Ambiguous(f"run {run.id} waits for several: {', '.join(names)}; name one", names)
+    return open_calls[0]
+
+
+def _an(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+def _fits(call: Call, kind: str) -> bool:
+    if kind == "question":
+        return call.phase == "waiting" and call.approval is None
+    if kind == "denial":
+        return call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))
+    return call.phase == "waiting" and call.approval is not None
+
+
+def attach(run: Run) -> f.DriverAttached:
+    """This process takes the wheel."""
+    return f.DriverAttached(epoch=run.epoch + 1, who=USER, host=HOST, pid=os.getpid())
+
+
+def _id(command_id: str | None) -> str:
+    return command_id if command_id is not None else secrets.token_hex(8)
+
+
+def open_store(url: str = "sqlite:///.refold/log.db", *, create: bool = True) -> Store:
+    """The store at `sqlite:///PATH`, `memory:` or `postgresql://...`. Raises StoreUnavailable, or ValueError for another kind of URL."""
+    return Store(open_log(url, create=create), url)
+
