@@ -12,6 +12,8 @@ from refold.diagrams.picture import Picture
 _LEGEND: Final = 96
 """Pixels of the strip below the boxes."""
 
+_NAMED: Final = 'role="img" aria-labelledby="refold-machine-title refold-machine-desc"'
+
 _STYLE: Final = """\
 .canvas{fill:#ffffff}.box{fill:#f6f8fa;stroke:#57606a;stroke-width:1.5}.final{fill:none;stroke:#57606a;stroke-width:1.5}
 .rule{stroke:#c4cad1;stroke-width:1}.edge{fill:none;stroke:#57606a;stroke-width:1.75;stroke-linejoin:round}.tip{fill:#57606a}
@@ -19,8 +21,8 @@ _STYLE: Final = """\
 text{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono","Liberation Mono",monospace;fill:#1f2328}
 .title,.state{font-weight:bold}.note,.requires{fill:#4b535c}.input{fill:#0550ae}.derived{fill:#8a1f8f}.limits{fill:#953800}.count,.current{fill:#7d4e00;font-weight:bold}
 .ring{fill:none;stroke:#0550ae;stroke-width:1.75}.diamond{fill:#8a1f8f}
-@media (prefers-color-scheme:dark){.canvas{fill:#0d1117}.box{fill:#161b22;stroke:#8b949e}.final{stroke:#8b949e}.rule{stroke:#3d444d}.edge{stroke:#8b949e}.tip{fill:#8b949e}
-.visited,.here{stroke:#e3b341}.tip.visited{fill:#e3b341}text{fill:#e6edf3}.note,.requires{fill:#b1bac4}.input{fill:#79c0ff}.derived{fill:#e2a5f0}.limits{fill:#ffa657}
+@media (prefers-color-scheme:dark){.canvas{fill:#0d1117}.box{fill:#161b22;stroke:#8b949e}.final{stroke:#8b949e}.rule{stroke:#3d444d}.edge{stroke:#8b949e}
+.tip{fill:#8b949e}.visited,.here{stroke:#e3b341}.tip.visited{fill:#e3b341}text{fill:#e6edf3}.note,.requires{fill:#b1bac4}.input{fill:#79c0ff}.derived{fill:#e2a5f0}.limits{fill:#ffa657}
 .count,.current{fill:#e3b341}.ring{stroke:#79c0ff}.diamond{fill:#e2a5f0}}
 """
 
@@ -29,8 +31,7 @@ def svg(picture: Picture) -> str:
     layout = arrange(picture)
     width, height = layout.width, layout.height + _LEGEND
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        'aria-labelledby="refold-machine-title refold-machine-desc">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" {_NAMED}>',
         '<title id="refold-machine-title">The machine of a refold run</title>',
         f'<desc id="refold-machine-desc">{escape(_description(picture))}</desc>',
         f"<style>\n{_STYLE}</style>",
@@ -56,7 +57,9 @@ def _heading(picture: Picture) -> list[str]:
     staying = len(picture.rows) - moving
     return [
         _text(MARGIN, 38, "title", "The machine of a run", 18),
-        _text(MARGIN, 60, "note", f"Every fact of the log is one of {len(picture.rows)} rows: {moving} move the run along an arrow, {staying} stay in a state."),
+        _text(
+            MARGIN, 60, "note", f"Every fact of the log is one of {len(picture.rows)} rows: {moving} move the run along an arrow, {staying} stay in a state."
+        ),
     ]
 
 

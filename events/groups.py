@@ -45,7 +45,7 @@ class GroupWriter:
             alone = self._unsettled[0] == 0 and not self._closed
             self._unsettled[0] += alone
         if not alone:
-            return self.submit(submission).result()
+            return self._wait(submission)
         try:
             with self._turn:
                 (outcome,) = self._commit([submission])
@@ -56,10 +56,22 @@ class GroupWriter:
             raise outcome
         return None
 
+    def _wait(self, submission: Submission) -> None:
+        """Not `future.result()`: an interrupt inside it can leave the future locked, and with it the thread that wants to settle it."""
+        future, settled = _taken(), Lock()
+        settled.acquire()
+        future.add_done_callback(lambda _: settled.release())
+        self._enqueue(submission, future)
+        settled.acquire()
+        future.result()
+
     def submit(self, submission: Submission) -> "Future[None]":
         """Takes the submission for the thread, unless the writer is closed: then it raises at once."""
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # A waiter that is cancelled must not take the batch along.
+        future = _taken()
+        self._enqueue(submission, future)
+        return future
+
+    def _enqueue(self, submission: Submission, future: "Future[None]") -> None:
         with self._lock:
             if self._closed:
                 raise self._closed_error()
@@ -70,7 +82,6 @@ class GroupWriter:
                 self._thread.start()
             self._unsettled[0] += 1
             self._queue.put((submission, future))
-        return future
 
     def close(self) -> None:
         """Returns when everything that was taken is settled."""
@@ -85,6 +96,12 @@ class GroupWriter:
             thread.join()
         with self._turn:  # A caller may be committing in its own thread.
             pass
+
+
+def _taken() -> "Future[None]":
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()  # A waiter that is cancelled must not take the batch along.
+    return future
 
 
 def _serve(queue: "SimpleQueue[_Waiting | None]", commit: Commit, turn: Lock, lock: Lock, unsettled: list[int]) -> None:

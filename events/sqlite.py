@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, Final
 
 from eventsourcing.persistence import ConnectionPoolClosedError, PersistenceError
-from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteConnection, SQLiteConnectionPool, SQLiteCursor, SQLiteDatastore
+from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteConnection, SQLiteConnectionPool, SQLiteDatastore
 
 from refold.events.groups import GroupWriter, Outcome
 from refold.events.storage import (
@@ -147,11 +147,11 @@ class _Committer:
     def __call__(self, group: Sequence[Submission]) -> list[Outcome]:
         with _translated(self._path):
             connection = self._opened()
-            cursor = connection.cursor()
+            cursor = connection.cursor().sqlite_cursor
             connection.rollback()  # Does nothing, unless an interrupted caller left something open.
             try:
                 # Immediate: a transaction that first reads the head and asks for the write lock later can be refused without waiting.
-                _patiently(cursor.sqlite_cursor, "BEGIN IMMEDIATE", self._lock_timeout_s)
+                _patiently(cursor, "BEGIN IMMEDIATE", self._lock_timeout_s)
                 outcomes = [self._store(cursor, submission, alone=len(group) == 1) for submission in group]
                 cursor.execute("COMMIT")
             except BaseException:
@@ -159,7 +159,7 @@ class _Committer:
                 raise
             return outcomes
 
-    def _store(self, cursor: SQLiteCursor, submission: Submission, *, alone: bool) -> Outcome:
+    def _store(self, cursor: sqlite3.Cursor, submission: Submission, *, alone: bool) -> Outcome:
         """What is refused must not spoil the rest of the group, hence a savepoint; it costs a tenth of the append, so that one alone goes without."""
         if not alone:
             cursor.execute("SAVEPOINT submission")
@@ -212,7 +212,7 @@ class _Recorder(SQLiteApplicationRecorder):
             f"CREATE INDEX IF NOT EXISTS started_runs ON {self.events_table_name} (originator_id) WHERE {STARTED}",
         ]
 
-    def append(self, cursor: SQLiteCursor, submission: Submission) -> None:
+    def append(self, cursor: sqlite3.Cursor, submission: Submission) -> None:
         run_id = submission.run_id
         cursor.execute("SELECT max(originator_version) FROM stored_events WHERE originator_id = ?", (run_id,))
         check_head(submission, cursor.fetchone()[0])
@@ -221,7 +221,7 @@ class _Recorder(SQLiteApplicationRecorder):
         payloads = [(payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, submission.payloads[digest]) for digest in new]
         cursor.executemany(self.insert_events_statement, [*payloads, *((run_id, *row) for row in submission.rows)])
 
-    def _stored(self, cursor: SQLiteCursor, stream: str) -> bytes | None:
+    def _stored(self, cursor: sqlite3.Cursor, stream: str) -> bytes | None:
         cursor.execute("SELECT state FROM stored_events WHERE originator_id = ? AND originator_version = 1", (stream,))
         row = cursor.fetchone()
         return None if row is None else row[0]
@@ -236,17 +236,19 @@ class _Datastore(SQLiteDatastore):
 
 
 class _Pool(SQLiteConnectionPool):
+    """Connections as the library makes them, with three differences: it would keep one prepared statement (`cached_statements=True` is 1),
+    it leaves the durability to SQLite's default, and it would switch the journal mode before we know whose file this is.
+    """
+
     def __init__(self, uri: str, synchronous: str, lock_timeout_s: float) -> None:
         super().__init__(db_name=uri)
-        self.synchronous, self.lock_timeout_s = synchronous, lock_timeout_s
-        self.is_journal_mode_wal = True  # Keeps the library from switching it before we know whose file this is.
+        self._synchronous, self._lock_timeout_s = synchronous, lock_timeout_s
 
     def _create_connection(self) -> SQLiteConnection:
-        connection = super()._create_connection()
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={int(self.lock_timeout_s * 1000)}")
-        cursor.execute(f"PRAGMA synchronous={self.synchronous}")
-        return connection
+        connection = sqlite3.connect(self.db_name, uri=True, check_same_thread=False, isolation_level=None, timeout=self._lock_timeout_s)
+        connection.row_factory = sqlite3.Row
+        connection.execute(f"PRAGMA synchronous={self._synchronous}")
+        return SQLiteConnection(sqlite_conn=connection, max_age=self.max_age)
 
 
 def _check_place(path: str, *, create: bool) -> None:
@@ -303,11 +305,12 @@ def _patiently(cursor: sqlite3.Cursor, statement: str, timeout_s: float) -> None
     SQLite's own waiting sleeps up to 100 ms between two looks, which among busy writers starves one for seconds,
     and it does not wait at all to change the journal mode.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = 0.0
     while True:
         try:
             cursor.execute(statement)
         except sqlite3.OperationalError as error:
+            deadline = deadline or time.monotonic() + timeout_s
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(RETRY_S)

@@ -65,7 +65,7 @@ class Agent:
         ids = p.RandomIds()
         journal = Journal(store.log, checked_id(run_id) if run_id is not None else ids.run_id(), heard=heard)
         model = self._model(None)
-        begin = f.RunStarted(goal=goal, setup=self._setup(model, ids.seed()))
+        begin = f.RunStarted(goal=goal, setup=self.declared(seed=ids.seed(), model=model))
         driver = Driver(journal, self._cast(model, heard))
         await driver.drive((begin,))
         return result_of(store, journal.run, lost=driver.lost)
@@ -130,12 +130,10 @@ class Agent:
             return models.resolve(setup.model, base_url=setup.base_url or None, settings=setup.model_settings)
         return models.resolve(models.DEFAULT)
 
-    def _setup(self, model: p.Model, seed: str) -> f.Setup:
-        specs = list(self.tools.values())
-        if self.ask_user:
-            asks = self.consults().asks
-            assert asks is not None
-            specs.append(asks)
+    def declared(self, *, seed: str = "", model: p.Model | None = None) -> f.Setup:
+        """What a run is begun with: everything that its decisions depend on."""
+        tools = list(self.tools.values())
+        asks = self.consults().asks
         return f.Setup(
             engine=ENGINE,
             seed=seed,
@@ -144,7 +142,7 @@ class Agent:
             base_url=str(getattr(model, "base_url", "") or ""),
             model_settings=dict(getattr(model, "settings", {}) or {}),
             instructions=whole(self.instructions),
-            tools=tuple(_recorded(spec) for spec in specs),
+            tools=tuple(_recorded(made) for made in (tools if asks is None else [*tools, asks])),
             ask_user=self.ask_user,
             documents=self.documents,
             validators=tuple(name for name, _ in self.validators),

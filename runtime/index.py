@@ -193,7 +193,7 @@ class Index:
 
 def query_terms(query: str) -> list[str]:
     """The words of a question worth looking for: each once, in order, without the commonest ones unless there are no others."""
-    words = list(dict.fromkeys(word.lower() for word in re.findall(r"\w+(?:[.\-']\w+)*", query)))
+    words = list(dict.fromkeys(word.lower() for word in re.findall(r"\w+(?:[.-]\w+)*", re.sub(r"['’]s\b", "", query))))
     return [word for word in words if word not in STOP_WORDS] or words
 
 

@@ -17,7 +17,7 @@ MAKING: Final = frozenset(stem(word) for word in "write author propose create pu
 ARRIVING: Final = frozenset(stem(word) for word in "introduce add target aim appear arrive land ship include available get support bring gain intend plan first accept release come".split())
 REPLACING: Final = frozenset(stem(word) for word in "replace supersede obsolete succeed successor predecessor".split())
 REQUIRING: Final = frozenset(stem(word) for word in "require depend".split())
-REMOVING: Final = frozenset(stem(word) for word in "remove drop delete deprecate reject disallow forbid abandon withdraw end stop discontinue lose".split())
+REMOVING: Final = frozenset(stem(word) for word in "remove ban prohibit drop delete deprecate reject disallow forbid abandon withdraw end stop discontinue lose".split())
 RELEASE: Final = frozenset(stem(word) for word in ("version", "release"))
 JUDGING: Final = frozenset(stem(word) for word in "accept reject final withdraw defer supersede draft active".split())
 FORWARD: Final = {"replaces": REPLACING, "supersedes": REPLACING, "obsoletes": REPLACING, "requires": REQUIRING, "depends-on": REQUIRING}
@@ -129,10 +129,10 @@ class Question:
         found = re.search(r"\b(?:which|what|how many|how much)\s+(?:(?:is|are|was|were)\s+the\s+(?:(?:default|exact)\s+)?(?:names?\s+of\s+(?:the\s+)?)?)?((?:[\w.-]+\s+){1,4})", self.text + " ", re.IGNORECASE)
         head: list[str] = []
         for word in found[1].split() if found else []:
-            if stem(word) in STOP_STEMS or stem(word) in ARRIVING | REPLACING | REQUIRING | REMOVING or (head and _is_verb(word)):
+            if stem(word) in STOP_STEMS or stem(word) in (ARRIVING | REPLACING | REQUIRING | REMOVING) - RELEASE or (head and _is_verb(word)):
                 break
             head += stems(word)
-        return head
+        return head[:-1] if len(head) > 1 and head[-1] == "name" else head
 
     @cached_property
     def verbs(self) -> frozenset[str]:
@@ -178,7 +178,7 @@ def answer_from_fields(question: Question, evidence: Evidence) -> list[Claim] | 
     field, used = _field(question, named)
     if not field:
         return None
-    subject = [one for one in question.content if one not in used and one not in evidence.common]
+    subject = [one for one in question.content if one not in used | question.verbs and one not in evidence.common]
     headers, support = _about(question, subject, evidence, field)
     values = [(header, *header.fields[field]) for header in headers if field in header.fields]
     if not values or len({value for _, value, _ in values}) > 1 or len(values) < len(headers):
@@ -194,19 +194,19 @@ def _field(question: Question, names: dict[str, bool]) -> tuple[str, set[str]]:
     asked = set(question.stems)
     version = next((name for name in ("python-version", "version") if name in names), next((name for name in sorted(names) if name.endswith("-version")), ""))
     head = set(question.head)
+    dated = (MAKING | {"year", "date", "day", "month"} | head) if question.wants_date else set()
     for name in sorted(names, key=lambda name: -len(name)):
         parts = set(stems(name)) - {"-"}
         wh_noun = (parts <= head and head <= parts | {"python", "current", "number"}) or (parts <= asked and len(parts) > 1)
-        of_it = re.search(rf"\b(?:the|a|its|current)\s+(?:\w+\s+)?{re.escape(name.replace('-', ' '))}s?\b\s+(?:of|for|does|do|is|in)\b", question.text.replace("-", " "), re.IGNORECASE)
+        of_it = re.match(rf"(?:(?:what|who|which|when)(?:'s| is| are| was| were)|name|give|tell me|show|find|state) (?:the|its) (?:current )?{re.escape(name.replace('-', ' '))}s? (?:of|for)\b", question.text.replace("-", " "), re.IGNORECASE)
         who = question.wants_person and names[name] and parts <= asked and not any(name == word for word, _ in question.references)
         last = question.asks in ("what", "which", "") and set(question.stems[-len(parts) :]) == parts
         if (wh_noun or of_it or who or last) and not (name == version and (not (asked & ARRIVING or question.references) or asked & REMOVING)) and not (name == "title" and not of_it):
-            return name, parts | {"number"} | (ARRIVING | RELEASE | {"python"} if name == version else set())
+            return name, parts | {"number"} | dated | (ARRIVING | RELEASE | {"python"} if name == version else set())
     if question.wants_person and "author" in names and asked & MAKING:
         return "author", MAKING | {"author", "person"}
     if question.wants_date and asked & MAKING:
-        dated = next((name for name in ("created", "date", "published") if name in names), "")
-        return dated, MAKING | head | {"year", "date"}
+        return next((name for name in ("created", "date", "published") if name in names), ""), dated
     if version and head & RELEASE and head <= RELEASE | {"python", "first"} and (asked & ARRIVING or question.references) and not asked & REMOVING:
         return version, ARRIVING | RELEASE | {"python"}
     if "status" in names and (asked & JUDGING) and question.asks == "":
@@ -223,7 +223,8 @@ def _about(question: Question, subject: Sequence[str], evidence: Evidence, field
     titled = [header for header in evidence.headers.values() if set(subject) <= header.about]
     if titled:
         return _current(titled, subject, field, evidence), []
-    partly = [header for header in evidence.headers.values() if len(set(subject) & header.about) * 2 >= len(subject) > 1 and set(subject) <= header.about | _early(header.doc_id, evidence)]
+    proper = {stem(word) for word in question.words[1:] if word[0].isupper()}
+    partly = [header for header in evidence.headers.values() if not (set(subject) - header.about) & proper and len(set(subject) & header.about) * 2 > len(subject) > 1 and set(subject) <= header.about | _early(header.doc_id, evidence)]
     if partly:
         return _current(partly, subject, field, evidence), []
     shown = [
@@ -371,7 +372,7 @@ def _candidates(question: Question, evidence: Evidence) -> Iterator[_Candidate]:
             missing = [one for one in required if one not in here and one not in passage.about and one not in question.verbs and one not in SHAPES]
             if not local or len(missing) > _forgiven(required) or any(one[0].isdigit() or one in REMOVING or one in question.head for one in missing) or not _versions_fit(question, passage, span):
                 continue
-            names = _names(question, span)
+            names = _names(question, span, stems(passage.heading.rpartition(" > ")[2]) if passage.number > 1 else [])
             if names is None:
                 continue
             share = len([one for one in own if one in here]) / len(own)
@@ -402,8 +403,8 @@ def _versions_fit(question: Question, passage: Passage, span: str) -> bool:
     return True
 
 
-def _names(question: Question, span: str) -> frozenset[str] | None:
-    """What a span holds of the kind that is wanted, beyond the words of the question; None when it holds nothing of it."""
+def _names(question: Question, span: str, leaf: Sequence[str]) -> frozenset[str] | None:
+    """What a span holds of the kind that is wanted, beyond the words of the question; None when it holds nothing of it. `leaf` are the stems of the heading just above."""
     known = set(question.stems)
     names: list[str]
     if question.counted:
@@ -418,7 +419,7 @@ def _names(question: Question, span: str) -> frozenset[str] | None:
     elif question.head:
         shapes = [SHAPES[one] for one in question.head if one in SHAPES]
         found = [one for one in (shapes[-1] if shapes else LITERAL).finditer(span) if not stems(one[0]) or not set(stems(one[0])) <= known]
-        names = [one[0] for one in found if one[0].startswith("-") or _is_called(question.head[-1], span, one)]
+        names = [one[0] for one in found if one[0].startswith("-") or question.head[-1] in leaf or _is_called(question.head[-1], span, one)]
         if not names and not shapes:
             names = [one[0] for one in re.finditer(r"\b\d+(?:[.,]\d+)*", span) if one[0] not in known and (set(question.head) & MEASURES or _is_given(question.head[-1], span[: one.start()]))]
     elif question.asks == "where":
@@ -433,7 +434,9 @@ def _names(question: Question, span: str) -> frozenset[str] | None:
 def _is_called(noun: str, span: str, name: re.Match[str]) -> bool:
     """Whether a span calls the name so: the noun stands close to it, or `called` and `named` just before it."""
     before, after = stems(span[: name.start()])[-NEAR:], stems(span[name.end() :])[:NEAR]
-    return noun in before or noun in after or noun in stems(name[0]) or bool(re.search(r"\b(?:called|named|calls)\W+(?:\w+\W+)?$", span[: name.start()]))
+    return noun in before or noun in after or (
+        noun in stems(span[: name.start()])[-NEAR - 3 :] and bool(re.search(r"\b(?:called|named|calls)\W+(?:\w+\W+)?$", span[: name.start()]))
+    )
 
 
 def _is_given(noun: str, before: str) -> bool:

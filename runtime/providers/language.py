@@ -84,10 +84,11 @@ def stems(text: str) -> list[str]:
 
 
 def content(text: str) -> list[str]:
-    """The stems that say what a text is about, once each, in order. Parts of a word with hyphens count even when they are common words alone."""
+    """The stems that say what a text is about, once each, in order. Parts of a word with hyphens count even when they are common words alone, and so do single capitals (`C`)."""
     joined = {stem(word) for compound in re.findall(r"\w+(?:-\w+)+", text) for word in words(compound)}
+    letters = {letter.lower() for letter in re.findall(r"(?<![\w'’])[B-HJ-Z](?![\w'’])", text)}
     found = [stem(word) for word in words(re.sub(r"['’]s\b", "", text))]
-    return list(dict.fromkeys(one for one in found if one in joined or (one not in STOP_STEMS and one not in LIGHT_STEMS and (len(one) > 1 or one.isdigit()))))
+    return list(dict.fromkeys(one for one in found if one in joined | letters or (one not in STOP_STEMS and one not in LIGHT_STEMS and (len(one) > 1 or one.isdigit()))))
 
 
 def sentences(text: str) -> Iterator[str]:

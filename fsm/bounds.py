@@ -1,0 +1,406 @@
+"""The invariants that count: what a run may use up, what may repeat, why it may end, and whether the counters are right.
+
+They add up the records once more, by other code than the fold's, so that the two check each other.
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+import msgspec
+
+from refold.events import facts as f
+from refold.events.codec import Record, Stamp
+from refold.events.settings import Policy
+from refold.events.words import CallId, Digest, Reason
+from refold.fsm import limits
+from refold.fsm.calls import TOOL_ERRORS
+from refold.fsm.evidence import NONE_YET, History, Settings, Sign, Signs, broken, in_force
+
+MILLION: Final = Decimal(1_000_000)
+
+
+class Sums(msgspec.Struct, kw_only=True):
+    """What the records add up to so far."""
+
+    turns: int = 0
+    requests: int = 0
+    attempt: int = 0
+    calls: int = 0
+    started: dict[CallId, int] = {}
+    """Attempts of the calls of the open turn."""
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    estimated_tokens: int = 0
+    cost_usd: Decimal = Decimal(0)
+    active_us: int = 0
+    asked: bool = False
+    """Whether a request has had no response."""
+    lost: bool = False
+    """Whether its process was."""
+    estimate: int = 0
+    price: f.Price | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens + self.estimated_tokens
+
+
+def count(sums: Sums, record: Record) -> None:
+    """Add one record."""
+    match record.fact:
+        case f.RunStarted(setup=setup) | f.RunContinued(setup=setup):
+            sums.price = setup.price
+        case f.DriverAttached() | f.RunForked():
+            sums.lost = sums.asked
+        case f.ModelRequested(estimated_input_tokens=estimate):
+            sums.requests += not sums.lost
+            anew = record.source != "streaming_model"
+            sums.turns += anew
+            sums.attempt = 1 if anew else sums.attempt + (not sums.lost)
+            sums.asked, sums.lost, sums.estimate = True, False, estimate
+            if anew:
+                sums.started = {}
+        case f.ModelFailed(usage=usage, text=text, elapsed_us=elapsed_us):
+            _book(sums, usage, text, elapsed_us)
+        case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted() as output:
+            _book(sums, output.usage, "".join((output.text, *(call.arguments_text for call in output.calls))), output.elapsed_us)
+        case f.ToolStarted(call=call):
+            sums.calls += call not in sums.started
+            sums.started[call] = sums.started.get(call, 0) + 1
+        case f.ToolSucceeded(elapsed_us=elapsed_us) | f.ToolFailed(elapsed_us=elapsed_us):
+            sums.active_us += elapsed_us
+        case _:
+            pass
+
+
+def _book(sums: Sums, usage: f.Usage | None, said: str, elapsed_us: int) -> None:
+    sums.asked = sums.lost = False
+    sums.active_us += elapsed_us
+    if usage is None:
+        sums.estimated_tokens += sums.estimate + (len(said.encode("utf-8", "replace")) + 3) // 4
+        return
+    if usage.estimated:
+        sums.estimated_tokens += usage.input_tokens + usage.output_tokens
+    else:
+        sums.input_tokens += usage.input_tokens
+        sums.cached_input_tokens += usage.cached_input_tokens
+        sums.output_tokens += usage.output_tokens
+    sums.cost_usd += Decimal(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
+
+
+def _priced(usage: f.Usage, price: f.Price | None) -> Decimal:
+    if price is None:
+        return Decimal(0)
+    fresh = usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens
+    of_input = (
+        fresh * Decimal(price.input)
+        + usage.cached_input_tokens * Decimal(price.cached_input or price.input)
+        + usage.cache_write_tokens * Decimal(price.cache_write or price.input)
+    )
+    return (of_input + usage.output_tokens * Decimal(price.output)) / MILLION
+
+
+# -- I4
+
+
+def iterations_are_bounded(history: History) -> Signs:
+    """Requests are numbered without a gap; turns, attempts and calls stay within what the run was given."""
+    sums, settings = Sums(), NONE_YET
+    retries: dict[CallId, int] = {}
+    for record in history.records:
+        settings = in_force(settings, record.fact)
+        count(sums, record)
+        match record.fact:
+            case f.ModelRequested() as request:
+                yield _bounded_request(record.position, request, sums, settings)
+            case f.CallsChecked(checks=checks):
+                retries = {check.call: check.retries for check in checks}
+            case f.CallSuperseded(call=call, check=check):
+                retries[call] = check.retries
+            case f.DoubtResolved(call=call, verdict="did_not_happen"):
+                retries[call] = retries.get(call, 0) + 1
+            case f.ToolStarted(call=call, attempt=attempt):
+                most = settings.budgets.max_tool_calls
+                if attempt > retries.get(call, 0) + 1:
+                    yield broken(record.position, f"{call}: attempt {attempt} at {record.position}, and {retries.get(call, 0) + 1} are allowed")
+                elif most is not None and sums.calls > most:
+                    yield broken(record.position, f"{call}: call {sums.calls} of {most} at {record.position}")
+            case _:
+                pass
+
+
+def _bounded_request(position: int, request: f.ModelRequested, sums: Sums, settings: Settings) -> Sign:
+    words = f"turn {sums.turns}: request {request.number} at {position}"
+    if request.number != sums.requests:
+        return broken(position, f"{words}, which is the {sums.requests}. of the run")
+    if request.attempt != sums.attempt:
+        return broken(position, f"{words} is called attempt {request.attempt}, and is attempt {sums.attempt}")
+    if sums.attempt > settings.policy.max_provider_retries + 1:
+        return broken(position, f"{words} is attempt {sums.attempt}, and {settings.policy.max_provider_retries + 1} are allowed")
+    most = settings.budgets.max_turns
+    if most is not None and sums.turns > most:
+        return broken(position, f"{words}, and {most} turns are allowed")
+    return Sign(position, words)
+
+
+# -- I5
+
+
+def ends_have_causes(history: History) -> Signs:
+    """Every end but completion follows from something in the log, and a cancelled run makes no further request."""
+    sums, settings = Sums(), NONE_YET
+    causes: dict[Reason, str] = {}
+    decisions = NOTHING_DECIDED
+    errors = 0
+    for record in history.records:
+        settings = in_force(settings, record.fact)
+        count(sums, record)
+        decisions = _decided(decisions, record.fact, settings.policy)
+        errors = _errors(errors, record.fact)
+        match record.fact:
+            case f.RunForked():
+                causes.pop("cancelled", None)
+            case f.ModelRequested():
+                if "cancelled" in causes:
+                    yield broken(record.position, f"a request at {record.position}, and the run was {causes['cancelled']}")
+                causes = {reason: words for reason, words in causes.items() if reason in ("cancelled", "max_tool_calls")}
+            case f.RunStopped(reason=reason) | f.RunFailed(reason=reason) | f.RunCancelled(reason=reason):
+                words = causes.get(reason) or _used_up(reason, history, record, sums, settings)
+                if reason == "max_model_errors" and errors > settings.policy.max_model_errors:
+                    words = f"{errors} turns in a row came to nothing"
+                elif reason == "cycle" and (length := repeating(decisions, settings.policy)):
+                    words = f"the last {length} decisions repeated"
+                yield (
+                    Sign(record.position, f"{reason} at {record.position}: {words}")
+                    if words
+                    else broken(record.position, f"{reason} at {record.position}, and nothing in the log says why")
+                )
+            case fact:
+                if (cause := _cause(fact, record.position, settings.policy)) is not None:
+                    causes[cause[0]] = cause[1]
+
+
+def _errors(errors: int, fact: f.Fact) -> int:
+    """Invalid turns in a row."""
+    match fact:
+        case f.ModelErrorObserved(kind=kind):
+            return errors + (kind != "attempts_used_up")
+        case f.CallsChecked() | f.FinalRejected():
+            return 0
+        case _:
+            return errors
+
+
+def _cause(fact: f.Fact, position: int, policy: Policy) -> tuple[Reason, str] | None:
+    """For what end this fact is a reason."""
+    match fact:
+        case f.CancelRequested(who=who):
+            return "cancelled", f"cancelled by {who} at {position}"
+        case f.ModelFailed(error=error) if not error.retryable:
+            return "provider", f"{error.type} at {position}"
+        case f.ModelErrorObserved(kind="attempts_used_up"):
+            return "max_provider_retries", f"the attempts were used up at {position}"
+        case f.ModelInterrupted(cause="limit", limit=limit):
+            return limit or "timeout_s", f"the response was cut at {position}"
+        case f.ModelInterrupted(cause="filtered") | f.FinalProposed(stop_reason="refusal"):
+            return "refusal", f"withheld at {position}"
+        case f.FinalProposed(refusal=refusal) if refusal:
+            return "refusal", f"declined at {position}"
+        case f.FinalRejected(because="validator_failed"):
+            return "validator", f"a validator failed at {position}"
+        case f.ToolClosed(kind=kind) if kind in TOOL_ERRORS and policy.on_tool_error == "stop":
+            return "on_tool_error", f"{fact.call} ended as {kind} at {position}"
+        case f.ToolRejected(kind="limit_reached"):
+            return "max_tool_calls", f"{fact.call} was over the limit at {position}"
+        case _:
+            return None
+
+
+def _used_up(reason: Reason, history: History, record: Record, sums: Sums, settings: Settings) -> str:
+    """How much of a budget was spent, where it was all of it."""
+    budgets = settings.budgets
+    match reason:
+        case "max_turns" if budgets.max_turns is not None and sums.turns >= budgets.max_turns:
+            return f"{sums.turns} turns of {budgets.max_turns}"
+        case "max_tokens" if budgets.max_tokens is not None:
+            least = min(limits.OUTPUT_TOKENS_MIN, budgets.max_output_tokens)
+            if budgets.max_tokens - sums.tokens - sums.estimate < least:
+                return f"{sums.tokens} tokens of {budgets.max_tokens}"
+            # What the next request would have read is in no record, so here the fold has to be asked.
+            stamp = Stamp(at=record.at, driver=record.driver)
+            return exceeded.detail if history.folded_whole and (exceeded := limits.tokens(history.run, stamp)) is not None else ""
+        case "max_cost_usd" if budgets.max_cost_usd is not None and sums.cost_usd >= Decimal(budgets.max_cost_usd):
+            return f"{sums.cost_usd} USD of {budgets.max_cost_usd}"
+        case "timeout_s" if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
+            return f"{sums.active_us} us of {budgets.timeout_s} s"
+        case "deadline" if budgets.deadline is not None and record.at >= limits.instant(budgets.deadline):
+            return f"the deadline was {budgets.deadline}"
+        case _:
+            return ""
+
+
+# -- I6
+
+
+def identical_actions_are_limited(history: History) -> Signs:
+    """An action is performed no more than `max_duplicate_actions` times.
+
+    Another action that is no read, or a message of the user, starts the count of a harmless one again; that of a side effect only the message.
+    """
+    settings = NONE_YET
+    checks: dict[CallId, f.Check] = {}
+    chosen: set[CallId] = set()
+    places: dict[Digest, list[int]] = {}
+    last_write: dict[Digest, int] = {}
+    said = 0
+    for record in history.records:
+        settings = in_force(settings, record.fact)
+        position = record.position
+        match record.fact:
+            case f.CallsChecked(checks=new):
+                checks = {check.call: check for check in new}
+            case f.CallSuperseded(call=call, check=other):  # a human's own choice is counted, and is theirs
+                checks[call] = other
+                chosen.add(call)
+            case f.UserSaid():
+                said = position
+            case _:
+                pass
+        check = checks.get(performed) if (performed := _performs(record.fact)) is not None else None
+        if check is None:
+            continue
+        since = said if check.effect == "side_effect" else max(said, _other_write(last_write, check.signature))
+        times = sum(place > since for place in places.setdefault(check.signature, [])) + 1
+        most = settings.policy.max_duplicate_actions
+        if times > most and not check.repeatable and check.call not in chosen:
+            yield broken(position, f"{check.call}: performed at {position}, the {times}. time since {since}; allowed are {most}")
+        elif times > 1:
+            yield Sign(position, f"{check.call}: performed at {position}, the {times}. time since {since}")
+        places[check.signature].append(position)
+        if check.effect != "read":
+            # Two are enough to know the last write by another action: those of the last two that differ.
+            others = [(signature, at) for signature, at in last_write.items() if signature != check.signature]
+            last_write = dict([*others[-1:], (check.signature, position)])
+
+
+def _performs(fact: f.Fact) -> CallId | None:
+    """The call that this fact says took place, or may have."""
+    match fact:
+        case f.ToolSucceeded(call=call):
+            return call
+        case f.ToolClosed(call=call, kind="in_doubt"):
+            return call
+        case f.DoubtResolved(call=call, verdict=verdict) if verdict != "did_not_happen":
+            return call
+        case _:
+            return None
+
+
+def _other_write(last_write: Mapping[Digest, int], signature: Digest) -> int:
+    return max((at for other, at in last_write.items() if other != signature), default=0)
+
+
+# -- I7
+
+
+class Decisions(NamedTuple):
+    """The latest decisions, and the answer that will be one if it is rejected."""
+
+    made: tuple[tuple[str, ...], ...] = ()
+    claim: tuple[str, ...] = ()
+
+
+NOTHING_DECIDED: Final = Decisions()
+
+
+def cycles_end_the_run(history: History) -> Signs:
+    """Once the latest decisions repeat `cycle_repeats` times, no further request is made unless the user speaks."""
+    settings = NONE_YET
+    decisions = NOTHING_DECIDED
+    for record in history.records:
+        settings = in_force(settings, record.fact)
+        decisions = _decided(decisions, record.fact, settings.policy)
+        length = repeating(decisions, settings.policy)
+        if not length:
+            continue
+        words = f"the last {length} decisions repeated {settings.policy.cycle_repeats} times"
+        if isinstance(record.fact, f.ModelRequested):
+            yield broken(record.position, f"{words}, and a request was made at {record.position}")
+        elif isinstance(record.fact, f.CallsChecked | f.FinalRejected):
+            yield Sign(record.position, f"{words} at {record.position}")
+
+
+def _decided(decisions: Decisions, fact: f.Fact, policy: Policy) -> Decisions:
+    """The decisions since the user last spoke: the actions of a turn's calls, or an answer that was not accepted."""
+    match fact:
+        case f.RunStarted() | f.RunContinued():
+            return NOTHING_DECIDED
+        case f.UserSaid():
+            return decisions._replace(made=())
+        case f.FinalProposed(text=text, refusal=refusal):
+            return decisions._replace(claim=("answer", text, refusal))
+        case f.FinalRejected():
+            made = (*decisions.made, decisions.claim)
+        case f.CallsChecked(checks=checks) if not all(check.repeatable for check in checks):
+            made = (*decisions.made, ("calls", *(check.signature for check in checks)))
+        case _:
+            return decisions
+    kept = max(policy.cycle_lengths, default=0) * policy.cycle_repeats
+    return decisions._replace(made=made[-kept:] if kept else ())
+
+
+def repeating(decisions: Decisions, policy: Policy) -> int:
+    """The length of the cycle at the end, or 0."""
+    times = policy.cycle_repeats
+    for length in policy.cycle_lengths:
+        tail = decisions.made[-length * times :] if length > 0 and times > 1 else ()
+        if tail and len(tail) == length * times and all(tail[n] == tail[n % length] for n in range(len(tail))):
+            return length
+    return 0
+
+
+# -- I12
+
+
+def counters_are_sums(history: History) -> Signs:
+    """Turns, tokens, money, time and calls, added up again from the records, are what the records and the fold say."""
+    sums, settings = Sums(), NONE_YET
+    for record in history.records:
+        settings = in_force(settings, record.fact)
+        spent = sums.tokens
+        count(sums, record)
+        if record.turn != sums.turns:
+            yield broken(record.position, f"the record at {record.position} is of turn {record.turn}, and {sums.turns} were begun")
+        if isinstance(record.fact, f.ModelRequested) and record.source != "streaming_model":
+            most, limit = settings.budgets.max_output_tokens, settings.budgets.max_tokens
+            allowed = most if limit is None else max(0, min(most, limit - spent - record.fact.estimated_input_tokens))
+            if record.fact.max_output_tokens != allowed:
+                yield broken(
+                    record.position,
+                    f"request at {record.position} may write {record.fact.max_output_tokens} tokens; after {spent} tokens it would be {allowed}",
+                )
+    if history.folded_whole and history.records:
+        yield from _compared(history, sums)
+
+
+def _compared(history: History, sums: Sums) -> Signs:
+    run, at = history.run, history.run.position
+    spent = run.spent
+    folded = {
+        "turns": (sums.turns, run.turn),
+        "requests": (sums.requests, run.number),
+        "tool calls": (sums.calls, spent.tool_calls),
+        "input tokens": (sums.input_tokens, spent.reported.input_tokens),
+        "cached input tokens": (sums.cached_input_tokens, spent.reported.cached_input_tokens),
+        "output tokens": (sums.output_tokens, spent.reported.output_tokens),
+        "estimated tokens": (sums.estimated_tokens, spent.estimated.total),
+        "USD": (sums.cost_usd, Decimal(spent.cost_usd)),
+        "us of active time": (sums.active_us, spent.active_us),
+    }
+    for what, (added, kept) in folded.items():
+        if added != kept:
+            yield broken(at, f"{what}: the events add up to {added}, the counter says {kept}")
+        elif added:
+            yield Sign(at, f"{what}: {added}")

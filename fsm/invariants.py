@@ -1,0 +1,217 @@
+"""The invariants of a run by name: each reads the records itself, without the fold, and says what proves or breaks it.
+
+Apart from the audit, which only asks them. Those that count are in `bounds`; here are those about order: what must have come before what.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from refold.events import facts as f
+from refold.events.words import CallId
+from refold.fsm import bounds
+from refold.fsm.evidence import History, Judge, Sign, Signs, broken
+
+
+class Named(NamedTuple):
+    """An invariant: what it says, and the function that judges it."""
+
+    title: str
+    judge: Judge
+
+
+def model_runs_nothing(history: History) -> Signs:
+    """Outcomes come only from calls that a driver started."""
+    driven = False
+    started: dict[CallId, tuple[int, int]] = {}
+    ever: set[CallId] = set()
+    for record in history.records:
+        position = record.position
+        match record.fact:
+            case f.DriverAttached():
+                driven = True
+            case f.DriverDetached() | f.RunForked():
+                driven = False
+            case f.ToolStarted(call=call, attempt=attempt):
+                if not driven:
+                    yield broken(position, f"{call}: started at {position}, and nobody drove")
+                started[call] = (position, attempt)
+                ever.add(call)
+            case f.ToolSucceeded(call=call, attempt=attempt) | f.ToolFailed(call=call, attempt=attempt):
+                begun = started.pop(call, None)
+                if begun is None:
+                    yield broken(position, f"{call}: outcome at {position} of an attempt that nobody started")
+                elif begun[1] != attempt:
+                    yield broken(position, f"{call}: outcome at {position} of attempt {attempt}, but {begun[1]} was started at {begun[0]}")
+                else:
+                    yield Sign(position, f"{call}: started at {begun[0]}, outcome at {position}")
+            case f.LateOutcome(call=call) if call not in ever:
+                yield broken(position, f"{call}: late outcome at {position}, and it was never started")
+            case _:
+                pass
+
+
+def executed_calls_were_validated(history: History) -> Signs:
+    """Whatever is started was checked and accepted before."""
+    checked: dict[CallId, tuple[int, str]] = {}
+    accepted: set[CallId] = set()
+    for record in history.records:
+        position = record.position
+        match record.fact:
+            case f.CallsChecked(checks=checks):
+                checked |= {check.call: (position, check.kind) for check in checks}
+            case f.CallSuperseded(call=call, check=check):
+                checked[call] = (position, check.kind)
+            case f.ToolCallsAccepted(calls=calls):
+                accepted |= set(calls)
+            case f.ToolStarted(call=call):
+                at, kind = checked.get(call, (0, ""))
+                if not at:
+                    yield broken(position, f"{call}: started at {position}, never checked")
+                elif kind != "success":
+                    yield broken(position, f"{call}: refused at {at} ({kind}), started at {position}")
+                elif call not in accepted:
+                    yield broken(position, f"{call}: checked at {at}, never accepted, started at {position}")
+                else:
+                    yield Sign(position, f"{call}: checked at {at}, started at {position}")
+            case _:
+                pass
+
+
+def every_call_has_one_observation(history: History) -> Signs:
+    """A proposed call gets exactly one result, and it is shown once, in call order."""
+    proposed: dict[CallId, int] = {}
+    results: dict[CallId, int] = {}
+    settled: set[CallId] = set()
+    for record in history.records:
+        position, fact = record.position, record.fact
+        if isinstance(fact, f.ToolCallsRequested):
+            proposed = {call.id: position for call in fact.calls}
+            results = {}
+        elif isinstance(fact, f.ToolResultsInjected):
+            yield from _shown(position, fact, proposed, results)
+            settled |= proposed.keys()
+            proposed = {}
+        elif isinstance(fact, f.Ending):
+            for call in proposed:
+                yield broken(position, f"{call}: proposed at {proposed[call]}, and the run ended at {position} without showing a result")
+        elif (closed := _closes(fact)) is not None:
+            if closed in results or closed in settled:
+                yield broken(position, f"{closed}: has a result, and another at {position}")
+            elif closed not in proposed:
+                yield broken(position, f"{closed}: a result at {position} of a call that was never proposed")
+            results[closed] = position
+
+
+def _closes(fact: f.Fact) -> CallId | None:
+    """The call that this fact gives its result."""
+    match fact:
+        case (
+            f.ToolRejected()
+            | f.DuplicateActionBlocked()
+            | f.ToolSucceeded()
+            | f.ToolClosed()
+            | f.ApprovalDenied()
+            | f.ApprovalExpired()
+            | f.ClarificationReceived()
+        ):
+            return fact.call
+        case f.DoubtResolved() if fact.verdict != "did_not_happen":
+            return fact.call
+        case _:
+            return None
+
+
+def _shown(position: int, fact: f.ToolResultsInjected, proposed: Mapping[CallId, int], results: Mapping[CallId, int]) -> Signs:
+    for call, at in proposed.items():
+        if call not in results:
+            yield broken(position, f"{call}: proposed at {at}, injected at {position} without a result")
+        elif call not in fact.calls:
+            yield broken(position, f"{call}: result at {results[call]}, not among those injected at {position}")
+        else:
+            yield Sign(position, f"{call}: proposed at {at}, result at {results[call]}, shown at {position}")
+    if list(fact.calls) != list(proposed):
+        yield broken(position, f"injected at {position}: {', '.join(fact.calls) or 'nothing'}, proposed were {', '.join(proposed) or 'none'}")
+
+
+def completed_only_after_validation(history: History) -> Signs:
+    """A run completes only with an answer of its last turn that was checked and not rejected."""
+    claim = verdict = 0
+    faults = ""
+    for record in history.records:
+        position = record.position
+        match record.fact:
+            case f.FinalProposed():
+                claim, verdict, faults = position, 0, ""
+            case f.AnswerChecked(complaints=complaints, error=error):
+                verdict, faults = position, error or "; ".join(complaints)
+            case f.ModelRequested() | f.FinalRejected() | f.ToolCallsRequested():
+                claim = verdict = 0
+            case f.RunCompleted(answer_at=answer_at):
+                if not claim:
+                    yield broken(position, f"completed at {position} without an answer in its turn")
+                elif not verdict:
+                    yield broken(position, f"completed at {position}; the answer at {claim} was never checked")
+                elif faults:
+                    yield broken(position, f"completed at {position} although the check at {verdict} found: {faults}")
+                elif answer_at != claim:
+                    yield broken(position, f"completed at {position} with {answer_at} as its answer; the one that was checked is at {claim}")
+                else:
+                    yield Sign(position, f"answer at {claim}, checked at {verdict}, completed at {position}")
+            case _:
+                pass
+
+
+def state_changes_have_events(history: History) -> Signs:
+    """Each record begins in the state where the one before it ended, the first in idle."""
+    state = "idle"
+    for record in history.records:
+        if record.source != state:
+            yield broken(record.position, f"{record.type} at {record.position} begins in {record.source}, but the run was in {state}")
+        elif record.target != state:
+            yield Sign(record.position, f"{state} -> {record.target} at {record.position}")
+        state = record.target
+
+
+def requests_have_answered_calls(history: History) -> Signs:
+    """No request is made while a call of an earlier turn has no result in its history."""
+    open_calls: dict[CallId, int] = {}
+    for record in history.records:
+        position = record.position
+        match record.fact:
+            case f.ToolCallsRequested(calls=calls):
+                open_calls |= {call.id: position for call in calls}
+            case f.ToolResultsInjected(calls=injected):
+                open_calls = {call: at for call, at in open_calls.items() if call not in injected}
+            case f.ModelRequested(number=number):
+                for call, at in open_calls.items():
+                    yield broken(position, f"request {number} at {position}: {call}, proposed at {at}, has no result")
+                if not open_calls:
+                    yield Sign(position, f"request {number} at {position}: every call answered")
+            case _:
+                pass
+
+
+def chain_holds(history: History) -> Signs:
+    """Positions are gapless and every digest covers its record and the one before."""
+    if history.damage is not None:
+        yield broken(*history.damage)
+    elif history.records:
+        last = history.records[-1]
+        yield Sign(last.position, f"1 to {last.position}, head {last.digest}")
+
+
+INVARIANTS: Final[dict[str, Named]] = {
+    "I1": Named("the model never executes tools", model_runs_nothing),
+    "I2": Named("every executed call was validated first", executed_calls_were_validated),
+    "I3": Named("every call ends in exactly one observation", every_call_has_one_observation),
+    "I4": Named("every iteration consumes a bounded budget", bounds.iterations_are_bounded),
+    "I5": Named("the runtime can stop without the model", bounds.ends_have_causes),
+    "I6": Named("identical actions cannot run without limit", bounds.identical_actions_are_limited),
+    "I7": Named("repeating cycles are detected", bounds.cycles_end_the_run),
+    "I9": Named("completion only after validation", completed_only_after_validation),
+    "I10": Named("every state change has an event", state_changes_have_events),
+    "I11": Named("no request is sent with an unanswered call in its history", requests_have_answered_calls),
+    "I12": Named("counters equal the sum of the events", bounds.counters_are_sums),
+    "I13": Named("positions are gapless and the chain holds", chain_holds),
+}
+"""I8, I14 and I15 are judged elsewhere: the first and the last by the guards of the table alone, I14 by replay."""

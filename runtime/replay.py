@@ -1,0 +1,85 @@
+"""Replay and audit of runs in a store: the pure functions, fed from the log.
+
+With an agent its code is consulted again, and what it says is compared with what it said then; no tool runs, no model is asked, no clock is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from refold.events import facts as f
+from refold.events.codec import Record
+from refold.fsm import audit as audits
+from refold.fsm.replay import Ask, Derived, Divergence, Stored, replay_rows
+from refold.projections.evidence import cited
+from refold.projections.run import Run
+from refold.runtime.agent import Agent
+from refold.runtime.journal import UnknownRun, loader
+from refold.runtime.store import Store
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome for one run. `records` is the log as it was derived."""
+
+    run_id: str
+    events: int
+    divergence: Divergence | None
+    records: tuple[Record, ...]
+
+    @property
+    def identical(self) -> bool:
+        return self.divergence is None
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented shape."""
+        divergence = msgspec.to_builtins(self.divergence) if self.divergence is not None else None
+        return {"run_id": self.run_id, "events": self.events, "identical": self.identical, "divergence": divergence}
+
+
+def replay(store: Store, run_id: str, agent: Agent | None = None) -> Replayed:
+    """Derive a run again from its input facts and compare. Raises UnknownRun, StoreUnavailable, UnsupportedEngine."""
+    derived: Derived = replay_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True), asking_again(agent) if agent is not None else None)
+    return Replayed(run_id=run_id, events=derived.events, divergence=derived.divergence, records=derived.records)
+
+
+def audit(store: Store, run_id: str) -> audits.Audit:
+    """Chain, legality and every invariant of one run, without the code of its agent. Raises UnknownRun, StoreUnavailable."""
+    return audits.audit_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True))
+
+
+def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
+    """Positions and bytes of a run that exists."""
+    if store.log.head(run_id) is None:
+        raise UnknownRun(f"there is no run {run_id} in this store")
+    return ((row.position, row.state) for row in store.log.scan(run_id))
+
+
+def asking_again(agent: Agent) -> Ask:
+    """The inputs of a batch with the verdicts that the agent's code gives today."""
+
+    def ask(run: Run, given: Sequence[f.Input]) -> Sequence[f.Input]:
+        return [_again(agent, run, fact, given) for fact in given]
+
+    return ask
+
+
+def _again(agent: Agent, run: Run, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
+    match fact:
+        case f.RunStarted():
+            return msgspec.structs.replace(fact, setup=_declared(agent, fact.setup))
+        case f.CallsChecked():
+            output = next(made for made in given if isinstance(made, f.ToolCallsRequested))
+            return agent.consults(run.begun).calls(output)
+        case f.AnswerChecked():
+            claim = next(made for made in given if isinstance(made, f.FinalProposed))
+            return agent.consults(run.begun).answer(run, claim, cited(run, claim))
+        case _:
+            return fact
+
+
+def _declared(agent: Agent, setup: f.Setup) -> f.Setup:
+    """What the run was begun with, as the agent would declare tools, instructions and validators today; its settings stay the run's own."""
+    today = agent.declared()
+    return msgspec.structs.replace(setup, instructions=today.instructions, tools=today.tools, validators=today.validators, answer_schema=today.answer_schema)
+

@@ -1,0 +1,140 @@
+"""`show`: everything there is to know of a run at a position, as `refold show --json` prints it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from refold.events import facts as f
+from refold.events.codec import Record
+from refold.events.words import OWNERS, CallId, Kind
+from refold.fsm.machine import empty, step
+from refold.projections.messages import Message
+from refold.projections.run import Run, rejection
+from refold.projections.transcript import said, waiting
+from refold.projections.view import answer_of, citations_of, message_json, pending_of, usage_of
+from refold.runtime.store import Store
+
+
+class NoSuchPosition(ValueError):
+    """A position that the run does not have."""
+
+
+def show(store: Store, run_id: str, at: int | None = None) -> dict[str, Any]:
+    """The run folded to position `at` (the last one by default). Raises UnknownRun, NoSuchPosition, StoreUnavailable."""
+    records = list(store.read(run_id, upto=at))
+    if at is not None and (at < 1 or not records or records[-1].position != at):
+        last = list(store.read(run_id))[-1].position
+        raise NoSuchPosition(f"run {run_id} has no position {at}: it has 1 to {last}")
+    return View(records).as_json()
+
+
+class View:
+    """A run with what it said and saw, folded once from its records."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+        self.run = empty(records[0].run)
+        self.messages: list[Message] = []
+        self.observations: list[dict[str, Any]] = []
+        self.notes: list[dict[str, Any]] = []
+        self._arguments: dict[str, Any] = {}
+        self._performed: dict[CallId, str] = {}
+        for record in records:
+            before = self.run
+            self.run = step(before, record)
+            self.messages += said(before, record.fact, self.run)
+            self._observe(before, record)
+
+    def _observe(self, before: Run, record: Record) -> None:
+        """What the model is told, and what was kept."""
+        match record.fact:
+            case f.NoteStored(text=text, source_ids=sources):
+                self.notes.append({"text": text, "source_ids": list(sources), "turn": record.turn})
+            case f.ToolCallsRequested(calls=calls):
+                self._arguments |= {call.id: _value(call.arguments_text) for call in calls}
+            case f.FinalRejected() as rejected if rejected.because != "user_said":
+                self.observations.append(_told(record, "rejected_answer", rejection(rejected)))
+            case f.ModelErrorObserved(message=message, kind=kind):
+                self.observations.append(_told(record, kind, message))
+            case _:
+                pass
+        closed = {call.id for call in before.calls if not call.open} if before.open is not None and self.run.open is not None and before.open.position == self.run.open.position else set()
+        self.observations += [self._result(record, call_id) for call_id in (call.id for call in self.run.calls if not call.open) if call_id not in closed]
+
+    def _result(self, record: Record, call_id: CallId) -> dict[str, Any]:
+        call = self.run.call(call_id)
+        assert call is not None
+        kind: Kind = call.kind or "success"
+        ok = kind == "success"
+        human = isinstance(record.fact, f.ClarificationReceived | f.ApprovalDenied | f.DoubtResolved)
+        ran = isinstance(record.fact, f.ToolSucceeded) or call.attempt > 0
+        return {
+            "turn": record.turn,
+            "call_id": call.id,
+            "source": "human" if human else "tool" if ran else "runtime",
+            "name": call.name,
+            "ok": ok,
+            "data": call.content if ok else None,
+            "error_type": None if ok else kind,
+            "error_message": None if ok else str(call.content.get("message", "")),
+            "owner": OWNERS[kind],
+            "source_ids": list(call.source_ids),
+            "action_signature": call.check.signature if call.check is not None else None,
+            "performed": call.performed,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented shape of `show`."""
+        run = self.run
+        driver = {"host": run.driver.host, "pid": run.driver.pid, "since": run.driver.since} if run.driver is not None else None
+        order = {call.id: n for n, call in enumerate(run.calls)}
+        return {
+            "run_id": run.id,
+            "position": run.position,
+            "state": run.state,
+            "status": run.status,
+            "turn": run.turn,
+            "goal": run.goal,
+            "driver": driver,
+            "pending": pending_of(run),
+            "observations": sorted(self.observations, key=lambda o: (o["turn"], order.get(o["call_id"], 0))),
+            "notes": self.notes,
+            "messages": [message_json(message, self._arguments) for message in (*self.messages, *waiting(run))],
+            "usage": usage_of(run),
+            "budgets": asdict(run.budgets) if run.setup is not None else {},
+            "answer": answer_of(run, self.records),
+            "citations": citations_of(run, self.records),
+            "reason": run.reason,
+            "detail": run.detail,
+            "tool_calls": run.spent.tool_calls,
+            "model": run.setup.model if run.setup is not None else "",
+            "head": run.head,
+        }
+
+
+def _value(text: str) -> Any:
+    """The model's own text of arguments as a JSON value, or the text where it is none."""
+    try:
+        return msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return text
+
+
+def _told(record: Record, kind: str, message: str) -> dict[str, Any]:
+    """Something the model is told without a call."""
+    return {
+        "turn": record.turn,
+        "call_id": None,
+        "source": "runtime",
+        "name": "",
+        "ok": False,
+        "data": None,
+        "error_type": kind,
+        "error_message": message,
+        "owner": "model",
+        "source_ids": [],
+        "action_signature": None,
+        "performed": "no",
+    }
