@@ -247,7 +247,11 @@ class _Pool(SQLiteConnectionPool):
     def _create_connection(self) -> SQLiteConnection:
         connection = sqlite3.connect(self.db_name, uri=True, check_same_thread=False, isolation_level=None, timeout=self._lock_timeout_s)
         connection.row_factory = sqlite3.Row
-        connection.execute(f"PRAGMA synchronous={self._synchronous}")
+        try:
+            connection.execute(f"PRAGMA synchronous={self._synchronous}")
+        except BaseException:
+            connection.close()
+            raise
         return SQLiteConnection(sqlite_conn=connection, max_age=self.max_age)
 
 

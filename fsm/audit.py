@@ -56,7 +56,7 @@ class Invariant(msgspec.Struct, frozen=True, kw_only=True):
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """Everything together. Legality and invariants are judged up to where the chain breaks."""
 
-    run_id: RunId
+    run_id: str
     ok: bool
     events: int
     chain: Verdict
@@ -64,7 +64,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     invariants: tuple[Invariant, ...]
 
 
-def audit_rows(run_id: RunId, rows: Rows, load: Load) -> Audit:
+def audit_rows(run_id: str, rows: Rows, load: Load) -> Audit:
     """Judge a run by its stored records in order, its ancestors' first if it is a fork. `load` gives a payload or raises LookupError."""
     records: list[Record] = []
     verified = _walk(run_id, rows, load, records.append)
@@ -77,7 +77,7 @@ def audit_rows(run_id: RunId, rows: Rows, load: Load) -> Audit:
     return Audit(run_id=run_id, ok=ok, events=verified.events, chain=chain, legal=legal, invariants=invariants)
 
 
-def verify_rows(run_id: RunId, rows: Rows, load: Load) -> Verified:
+def verify_rows(run_id: str, rows: Rows, load: Load) -> Verified:
     """The chain alone, in flat memory."""
     return _walk(run_id, rows, load, _forget)
 
@@ -89,7 +89,7 @@ def _forget(_: Record) -> None:
 # -- the chain
 
 
-def _walk(run_id: RunId, rows: Rows, load: Load, keep: Callable[[Record], None]) -> Verified:
+def _walk(run_id: str, rows: Rows, load: Load, keep: Callable[[Record], None]) -> Verified:
     """Hand every record up to the first that does not fit to `keep`, and count them all."""
     events, first_of_run, before = 0, 1, None
     fault: tuple[int, str] | None = None
@@ -188,9 +188,9 @@ def _check_batch(record: Record, before: Record | None) -> None:
 # -- legality
 
 
-def _fold(run_id: RunId, records: list[Record]) -> tuple[Run, Verdict]:
+def _fold(run_id: str, records: list[Record]) -> tuple[Run, Verdict]:
     """The run up to its last legal record, and the verdict on the first illegal one."""
-    run, before = empty(run_id), None
+    run, before = empty(RunId(run_id)), None
     for record in records:
         why = _out_of_order(record, before)
         if not why:

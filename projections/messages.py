@@ -3,15 +3,25 @@
 Apart from the folds, because the live request, a rebuilt prompt and an export are made by these few functions and no others.
 """
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 
 from refold.events.words import Kind
 
+REPEATED_MAX: Final = 8_192
+"""Characters of refused arguments that later requests still repeat: the model would be paid for reading them again and again."""
+REPEATED_LEVELS_MAX: Final = 100
+QUOTED_MAX: Final = 200
+"""Characters of arguments that are quoted where the call itself cannot carry them."""
+
 
 class MessageCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call as it stands in an assistant's message: our `id` by place, the provider's own beside it, and the model's own text of the arguments."""
+    """A call as it stands in an assistant's message: our `id` by place, the provider's own beside it.
+
+    `arguments_text` is the model's own text; `{}` where that is no JSON object, since providers refuse a whole history for it, and then the result quotes it.
+    """
 
     id: str
     name: str
@@ -50,6 +60,35 @@ def assistant(text: str, opaque: tuple[Any, ...] = ()) -> tuple[Message, ...]:
 def failure(kind: Kind, message: str) -> dict[str, Any]:
     """The content of a result that is no success."""
     return {"error": kind, "message": message}
+
+
+def is_repeatable(arguments_text: str) -> bool:
+    """Whether refused arguments can stand in the history as they were sent: a JSON object, of bounded length and depth."""
+    if len(arguments_text) > REPEATED_MAX or _levels(arguments_text) > REPEATED_LEVELS_MAX:
+        return False
+    try:
+        return isinstance(msgspec.json.decode(arguments_text), dict)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+
+
+def _levels(text: str) -> int:
+    """How deep brackets are nested outside strings; counted first, because how deep a decoder may go depends on who calls it."""
+    depth = deepest = 0
+    for character in re.sub(r'"(?:[^"\\]|\\.)*"?', "", text):
+        if character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+def quoted(arguments_text: str) -> str:
+    """The beginning of arguments that a call could not carry, and how long they were."""
+    if len(arguments_text) <= QUOTED_MAX:
+        return arguments_text
+    return f"{arguments_text[:QUOTED_MAX]}... ({len(arguments_text):,} characters)"
 
 
 encode = msgspec.json.Encoder().encode

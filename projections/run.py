@@ -13,7 +13,7 @@ from refold.events.chain import NOTHING, digest_of
 from refold.events.settings import Budgets, Policy
 from refold.events.words import CallId, Digest, Kind, Reason, RunId, State, Status
 from refold.projections.growing import Growing, Index
-from refold.projections.messages import Message, MessageCall, assistant, encode, failure, size_of, user
+from refold.projections.messages import Message, MessageCall, assistant, encode, failure, is_repeatable, quoted, size_of, user
 
 Phase = Literal["proposed", "accepted", "waiting", "ready", "started", "unknown", "failed", "retrying", "doubt", "closed"]
 """Where a call is. `waiting` for a human, `ready` once allowed; `unknown` when its driver was lost, `failed` when an attempt ended and what follows is not decided yet."""
@@ -538,11 +538,25 @@ DOUBT = "It is not known whether this action took place: do not repeat it, look 
 def _injected(run: Run, fact: f.ToolResultsInjected) -> Run:
     assert run.open is not None
     output = run.open.output
-    calls = tuple(MessageCall(id=c.id, name=c.name, arguments_text=c.proposed.arguments_text, provider_id=c.proposed.provider_id) for c in run.open.calls)
-    spoken = Message(role="assistant", text=output.text, calls=calls, opaque=output.opaque)
-    results = (Message(role="tool", call_id=c.id, name=c.name, kind=c.kind or "", content=c.content, source_ids=c.source_ids) for c in run.open.calls)
+    calls, results = zip(*(_shown(call) for call in run.open.calls), strict=True)
+    text = output.text if output.text.strip() else ""  # providers refuse blank text, also beside calls
+    spoken = Message(role="assistant", text=text, calls=calls, opaque=output.opaque)
     turn = replace(run.open, closed=fact)
     return replace(run, fresh=(*run.fresh, spoken, *results), open=turn, request=None, asked="no")
+
+
+def _shown(call: Call) -> tuple[MessageCall, Message]:
+    """A call and its result as messages. Arguments that no history can hold are quoted in the result instead, so that the model sees what it sent."""
+    text, content = call.proposed.arguments_text, call.content
+    accepted = call.check is not None and call.check.kind == "success"
+    if not text.strip():
+        text = "{}"
+    elif not accepted and not is_repeatable(text):
+        if isinstance(content, dict):
+            content = {**content, "sent": quoted(text)}
+        text = "{}"
+    said = MessageCall(id=call.id, name=call.name, arguments_text=text, provider_id=call.proposed.provider_id)
+    return said, Message(role="tool", call_id=call.id, name=call.name, kind=call.kind or "", content=content, source_ids=call.source_ids)
 
 
 # -- drivers and endings

@@ -138,8 +138,9 @@ class Driver:
         left_s, _limit = time_left(run, clock)
         timeout_s = min((seconds for seconds in (effect.timeout_s, left_s) if seconds is not None), default=None)
         ctx = ToolContext(run_id=run.id, turn=run.turn, call_id=effect.call, attempt=effect.attempt, idempotency_key=effect.key)
+        late = _Late(self.journal, effect)
         began = clock.monotonic_us()
-        performing = asyncio.get_running_loop().create_task(
+        performing = self._loop.create_task(
             handlers.perform(
                 tool,
                 effect.arguments,
@@ -147,7 +148,7 @@ class Driver:
                 timeout_s=timeout_s,
                 max_result_bytes=run.policy.max_result_bytes,
                 max_stuck_threads=run.policy.max_stuck_threads,
-                on_late=self._late(effect),
+                on_late=late.hear,
             )
         )
         try:
@@ -157,23 +158,42 @@ class Driver:
                 performing.cancel()
                 await asyncio.wait({performing})
         elapsed_us = clock.monotonic_us() - began
-        if performing.cancelled():
-            return (f.ToolFailed(call=effect.call, kind="cancelled", message="the run was cancelled while this call ran", attempt=effect.attempt, elapsed_us=elapsed_us),)
-        outcome = performing.result()
+        outcome = late.when_cancelled() if performing.cancelled() else performing.result()
+        late.note()
         if isinstance(outcome, handlers.Failed) and outcome.kind == "timeout" and timeout_s is not None:
             elapsed_us = max(elapsed_us, round(timeout_s * 1_000_000))
         return (_outcome(effect, outcome, elapsed_us),)
 
-    def _late(self, effect: RunTool) -> Callable[[handlers.Succeeded | handlers.Failed], None]:
-        """What a handler that was given up still gives becomes a note."""
-        journal = self.journal
 
-        def record(outcome: handlers.Succeeded | handlers.Failed) -> None:
-            text = "it returned a result" if isinstance(outcome, handlers.Succeeded) else f"it ended as {outcome.kind}: {outcome.message}"
-            late = Journal(journal.log, journal.run.id, clock=journal.clock).load()
-            late.command_sync(lambda _run: (f.LateOutcome(call=effect.call, outcome=text[:2_000], attempt=effect.attempt),))
+class _Late:
+    """What a handler that was told to stop still gives: its outcome while that is open, a note in the log after."""
 
-        return record
+    def __init__(self, journal: Journal, effect: RunTool) -> None:
+        self._journal, self._effect = journal, effect
+        self._heard: handlers.Succeeded | handlers.Failed | None = None
+        self._noting = False
+
+    def hear(self, outcome: handlers.Succeeded | handlers.Failed) -> None:
+        """Called once at most, by the event loop or by the handler's thread."""
+        self._heard = outcome
+        if self._noting:
+            self._append(outcome)
+
+    def when_cancelled(self) -> handlers.Succeeded | handlers.Failed:
+        """The outcome of a call that was cancelled: what it returned all the same, else that it was cancelled, and whether it knows that nothing happened."""
+        if isinstance(self._heard, handlers.Succeeded):
+            return self._heard
+        performed = self._heard.performed if self._heard is not None else "unknown"
+        return handlers.Failed(kind="cancelled", message="the run was cancelled while this call ran", performed=performed)
+
+    def note(self) -> None:
+        """From here on what comes is a note."""
+        self._noting = True
+
+    def _append(self, outcome: handlers.Succeeded | handlers.Failed) -> None:
+        text = "it returned a result" if isinstance(outcome, handlers.Succeeded) else f"it ended as {outcome.kind}: {outcome.message}"
+        fact = f.LateOutcome(call=self._effect.call, outcome=text[:2_000], attempt=self._effect.attempt)
+        Journal(self._journal.log, self._journal.run.id, clock=self._journal.clock).load().command_sync(lambda _run: (fact,))
 
 
 def time_left(run: Run, clock: p.Clock) -> tuple[float | None, Reason]:

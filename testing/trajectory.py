@@ -87,7 +87,7 @@ class Trajectory:
 
     def start(self, *, goal: str = "Do it.", budgets: Budgets | None = None, policy: Policy | None = None, attach: bool = True, **setup: Any) -> "Trajectory":
         """Begin, by default with somebody who drives."""
-        fields = {"engine": 1, "seed": "seed"} | setup
+        fields: dict[str, Any] = {"engine": 1, "seed": "seed"} | setup
         begun = f.RunStarted(goal=goal, setup=f.Setup(budgets=budgets or Budgets(), policy=policy or Policy(), **fields))
         self.tell(begun, *([self.driver()] if attach else []))
         return self
@@ -189,7 +189,7 @@ class Trajectory:
 
     def found(self, tag: str) -> Any:
         """The last fact of this tag in the last batch."""
-        return next(fact for fact in reversed(self.last) if fact.TAG == tag)
+        return next(fact for fact in reversed(self.last) if tag == fact.TAG)
 
     def audit(self) -> Audit:
         return audit_rows(self.id, self.rows, self.payloads.__getitem__)

@@ -147,7 +147,7 @@ def _passages(messages: Sequence[Message]) -> list[Passage]:
 
 def _common(searches: Sequence[dict[str, Any]]) -> frozenset[str]:
     counts = [(word, count, search.get("parts_total", 0)) for search in searches for word, count in _object(search.get("parts_with_word")).items()]
-    return frozenset(str(word) for word, count, total in counts if isinstance(count, int) and isinstance(total, int) and total >= 100 and count > total / 5)
+    return frozenset(str(word) for word, count, total in counts if isinstance(count, int) and isinstance(total, int) and total >= 100 and count > total * 0.4)
 
 
 def _trusted(seen: _Seen) -> tuple[Passage, ...]:

@@ -1,0 +1,145 @@
+"""Export, verify and import: a run as one JSON Lines file that can be checked on its own.
+
+A line for each payload stands before the record that names it first; records are byte for byte as stored. One line each, `\\n` and nothing else between: anything else is damage.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from refold.events import payloads as large
+from refold.events.chain import digest_of
+from refold.events.codec import Unreadable, read_line
+from refold.events.storage import Row
+from refold.events.words import Digest, RunId
+from refold.fsm.audit import Audit, Verified, audit_rows, verify_rows
+from refold.fsm.replay import Stored
+from refold.runtime.journal import UnknownRun, loader
+from refold.runtime.store import Store
+
+PREFIX: Final = b'{"payload":"'
+"""How the line of a payload begins; its digest and the value follow."""
+MIDDLE: Final = b'","value":'
+
+
+class DamagedFile(ValueError):
+    """A file that is no whole export: one line that says where."""
+
+
+class OtherRun(ValueError):
+    """The store has another run of that id."""
+
+
+def export_lines(store: Store, run_id: str) -> Iterator[bytes]:
+    """The lines of an export, each with its line feed. Raises UnknownRun, StoreUnavailable."""
+    if store.log.head(run_id) is None:
+        raise UnknownRun(f"there is no run {run_id} in this store")
+    load = loader(store.log, run_id, many=True)
+    written: set[Digest] = set()
+    for row in store.log.scan(run_id):
+        for digest in large.references(bytes(read_line(row.state).data)):
+            if digest not in written:
+                written.add(digest)
+                yield PREFIX + digest.encode("ascii") + MIDDLE + load(digest) + b"}\n"
+        yield row.state + b"\n"
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """A file taken apart: the rows in order, the payloads by digest, and the first line that is neither (with the position expected there)."""
+
+    name: str
+    run_id: RunId
+    rows: tuple[Stored, ...]
+    payloads: dict[Digest, bytes]
+    damage: tuple[int, str] | None
+
+    def load(self, digest: Digest) -> bytes:
+        """A payload of the file. Raises LookupError."""
+        return self.payloads[digest]
+
+    def verify(self) -> Verified:
+        """The chain alone."""
+        verified = verify_rows(self.run_id, self.rows, self.load)
+        if self.damage is None or (verified.broken_at is not None and verified.broken_at <= self.damage[0]):
+            return verified
+        return Verified(ok=False, events=verified.events, broken_at=self.damage[0], head=verified.head, why=self.damage[1])
+
+    def audit(self) -> Audit:
+        """Everything that can be judged without store and code."""
+        return audit_rows(self.run_id, self.rows, self.load)
+
+
+def parse(data: bytes, name: str) -> Export:
+    """Take a file apart. A fault is noted, not raised: what is before it can still be judged."""
+    rows: list[Stored] = []
+    payloads: dict[Digest, bytes] = {}
+    named: set[Digest] = set()
+    damage: tuple[int, str] | None = None
+    run_id = RunId("")
+    lines = data.split(b"\n")
+    tail = lines.pop()
+    for number, line in enumerate(lines, 1):
+        expected = len(rows) + 1
+        try:
+            if line.startswith(PREFIX):
+                digest, value = _payload(line)
+                if digest in payloads:
+                    raise Unreadable("the same payload twice")
+                payloads[digest] = value
+                continue
+            record = read_line(line)
+            named |= set(_named(bytes(record.data)))
+            run_id = run_id or record.run
+            rows.append((record.position, line))
+        except Unreadable as error:
+            damage = damage or (expected, f"line {number} is no record: {error.why}")
+            rows.append((expected, line))
+    if damage is None and tail:
+        damage = (len(rows) + (not lines), "the last line does not end with a line feed")
+    if damage is None and (left := [digest for digest in payloads if digest not in named]):
+        damage = (len(rows), f"no record names the payload {left[0]}")
+    return Export(name=name, run_id=run_id, rows=tuple(rows), payloads=payloads, damage=damage)
+
+
+def _payload(line: bytes) -> tuple[Digest, bytes]:
+    """The digest and the bytes of a payload's line, which must be exactly as it is written."""
+    digest, mark, rest = line[len(PREFIX) :].partition(MIDDLE)
+    value = rest[:-1]
+    if not mark or not rest.endswith(b"}") or digest_of(value).encode("ascii") != digest:
+        raise Unreadable("a payload that is not what its digest says")
+    return Digest(digest.decode("ascii")), value
+
+
+def _named(data: bytes) -> list[Digest]:
+    try:
+        return large.references(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise Unreadable(f"its data cannot be read: {error}") from error
+
+
+def import_file(store: Store, export: Export) -> RunId:
+    """Store a run from a file that verifies; a run that is there already, the same to the last byte, is left alone. Raises DamagedFile, OtherRun, StoreUnavailable."""
+    verified = export.verify()
+    if not verified.ok:
+        raise DamagedFile(f"{export.name} is damaged at position {verified.broken_at} ({verified.why}); nothing was imported")
+    head = store.log.head(export.run_id)
+    if head is not None:
+        if [(row.position, row.state) for row in store.log.read(export.run_id)] != list(export.rows):
+            raise OtherRun(f"{export.name}: the store already has a run {export.run_id}, and it is another one; nothing was imported")
+        return export.run_id
+    rows = [Row(position, read_line(stored).type, stored) for position, stored in export.rows]
+    store.log.append(export.run_id, rows[0].position - 1, rows, export.payloads, create=True)
+    return export.run_id
+
+
+def verified_json(verified: Verified) -> dict[str, Any]:
+    """The documented shape of `verify`."""
+    return {"ok": verified.ok, "events": verified.events, "broken_at": verified.broken_at, "head": verified.head, "why": verified.why}
+
+
+def audit_json(audit: Audit) -> dict[str, Any]:
+    """The documented shape of `audit`."""
+    made: dict[str, Any] = msgspec.to_builtins(audit)
+    return made
+
