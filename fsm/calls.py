@@ -115,9 +115,9 @@ def _settle(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
         return f.NoteStored(call=call.id, text=note.text, source_ids=note.source_ids)
     match call.phase:
         case "failed":
-            return _failed(run, call)
+            return _failed(run, call, stamp)
         case "unknown":
-            return _unknown(run, call)
+            return _unknown(run, call, stamp)
         case "doubt":
             return f.ToolClosed(call=call.id, kind="in_doubt", message=DOUBT)
         case "waiting" if call.expires_at is not None and call.expires_at <= stamp.at:
@@ -126,7 +126,7 @@ def _settle(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
             return None
 
 
-def _failed(run: Run, call: Call) -> f.Derived:
+def _failed(run: Run, call: Call, stamp: Stamp) -> f.Derived:
     """An attempt ended without a result: another one where that may help and is safe, else its result."""
     failed, check = call.failed, call.check
     assert failed is not None
@@ -135,18 +135,18 @@ def _failed(run: Run, call: Call) -> f.Derived:
         return f.ToolInDoubt(call=call.id, message=failed.message)
     again = failed.retryable or (failed.kind == "timeout" and check.effect == "idempotent")
     safe = check.effect != "side_effect" or failed.performed == "no"
-    if again and safe and call.attempt <= check.retries and run.cancel is None:
+    if again and safe and call.attempt <= check.retries and _closing(run, stamp) is None:
         delay_us = tool_delay(run, call.id, call.attempt)
         return f.RetryScheduled(call=call.id, attempt=call.attempt + 1, delay_us=delay_us, because=failed.message)
     return f.ToolClosed(call=call.id, kind=failed.kind, message=failed.message)
 
 
-def _unknown(run: Run, call: Call) -> f.Derived | None:
+def _unknown(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
     """A call that was started by a driver that is gone: run again under the same key where that is harmless, else in doubt."""
     assert call.check is not None
     if call.check.effect == "side_effect":
         return f.ToolInDoubt(call=call.id, message="the process that ran it is gone, and its outcome is unknown")
-    if run.cancel is not None or any(other.phase == "started" for other in run.calls):
+    if _closing(run, stamp) is not None or any(other.phase == "started" for other in run.calls):
         return None
     return f.ToolStarted(call=call.id, attempt=call.attempt, key=key(run, call))
 

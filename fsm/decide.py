@@ -20,9 +20,10 @@ from refold.projections.transcript import waiting
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one command comes to: the edges to append in one transaction, and the run behind them."""
+    """What one command comes to: the edges to append in one transaction, and the run behind each and behind all of them."""
 
     edges: tuple[Edge, ...]
+    runs: tuple[Run, ...]
     run: Run
     stamp: Stamp
 
@@ -38,7 +39,7 @@ def decide(run: Run, inputs: Sequence[f.Input], stamp: Stamp) -> Batch:
     if not all(fact.OUTSIDE for fact in inputs):
         while (follows := follow(cursor.run, stamp)) is not None:
             fire(cursor, follows)
-    return Batch(edges=tuple(cursor.edges), run=cursor.run, stamp=stamp)
+    return Batch(edges=tuple(cursor.edges), runs=tuple(cursor.runs), run=cursor.run, stamp=stamp)
 
 
 def follow(run: Run, stamp: Stamp) -> f.Derived | None:

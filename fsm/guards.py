@@ -140,6 +140,13 @@ def awaits_approval(run: Run, fact: f.Fact) -> bool:
     return call is not None and call.phase == "waiting" and call.approval is not None
 
 
+def may_run_instead(run: Run, fact: f.Fact) -> bool:
+    """The other arguments passed the same checks, and what the human allowed is bound by a digest where one is needed."""
+    if not isinstance(fact, f.CallSuperseded) or fact.check.call != fact.call:
+        return False
+    return fact.check.kind == "success" and (not fact.check.approval or fact.check.digest is not None)
+
+
 def grants_what_was_shown(run: Run, fact: f.Fact) -> bool:
     call = _call(run, fact)
     return call is not None and isinstance(fact, f.ApprovalGranted) and fact.digest == call.approval

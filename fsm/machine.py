@@ -92,7 +92,7 @@ TABLE: Final[tuple[Row, ...]] = tuple(
         _rows(f.ApprovalGranted, _EXECUTING, None, g.awaits_approval, g.grants_what_was_shown),
         _rows(f.ApprovalDenied, _EXECUTING, None, g.awaits_approval_or_unused),
         _rows(f.ClarificationReceived, _EXECUTING, None, g.awaits_answer),
-        _rows(f.CallSuperseded, _EXECUTING, None, g.awaits_approval),
+        _rows(f.CallSuperseded, _EXECUTING, None, g.awaits_approval, g.may_run_instead),
         _rows(f.ToolSucceeded, _EXECUTING, None, g.started),
         _rows(f.ToolFailed, _EXECUTING, None, g.started),
         _rows(f.DoubtResolved, _EXECUTING, None, g.in_doubt),
@@ -136,12 +136,13 @@ class Refused(Exception):
 class Cursor:
     """What the machine moves: a throw-away that collects the edges of one batch and folds each into its run."""
 
-    __slots__ = ("edges", "run", "stamp", "state", "why")
+    __slots__ = ("edges", "run", "runs", "stamp", "state", "why")
 
     def __init__(self, run: Run, stamp: Stamp) -> None:
         self.state: str = run.state
         self.run, self.stamp = run, stamp
         self.edges: list[Edge] = []
+        self.runs: list[Run] = []
         self.why: limits.Exceeded | str = ""
 
 
@@ -180,6 +181,7 @@ def _take(cursor: Cursor, fact: f.Fact, target: State) -> None:
     source: State = cursor.state  # type: ignore[assignment]
     cursor.run = evolve(cursor.run, fact, target=target, at=cursor.stamp.at)
     cursor.edges.append(Edge(fact=fact, source=source, target=target, turn=cursor.run.turn))
+    cursor.runs.append(cursor.run)
 
 
 def build(table: tuple[Row, ...]) -> Machine:

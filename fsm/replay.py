@@ -15,7 +15,7 @@ from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
 from refold.fsm.decide import Batch, decide
 from refold.fsm.machine import Illegal, empty
-from refold.projections.run import Run, evolve
+from refold.projections.run import Run, replace
 
 SHOWN_MAX: Final = 200
 """Characters of a value that a divergence shows."""
@@ -116,10 +116,7 @@ def _batch(run: Run, recorded: list[Record], load: Load, ask: Ask | None) -> tup
     beyond = next((record for record in recorded if record.position > derived[-1].position), None)
     if found is None and beyond is not None:
         found = Divergence(position=beyond.position, field="type", recorded=beyond.type, derived=None, cause="code: this does not follow any more")
-    after = run
-    for record in derived:
-        after = evolve(after, record.fact, target=record.target, at=record.at, head=record.digest)
-    return found, after, derived
+    return found, replace(batch.run, head=derived[-1].digest), derived
 
 
 def _written(run: Run, batch: Batch) -> list[Record]:

@@ -3,13 +3,16 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+import msgspec
 
 from refold.events import facts as f
 from refold.events import settings as recorded
 from refold.events.codec import Record
 from refold.fsm.guards import ASK_USER
 from refold.fsm.revisions import ENGINE
+from refold.projections.run import Run
 from refold.runtime import consults as c
 from refold.runtime import models
 from refold.runtime import ports as p
@@ -18,10 +21,21 @@ from refold.runtime.journal import Journal
 from refold.runtime.result import Result, result_of
 from refold.runtime.settings import Budgets, Policy, recorded_as
 from refold.runtime.store import Store
-from refold.runtime.text import whole
+from refold.runtime.text import visible, whole
 from refold.runtime.tools import Tool, tool
 
 Shown = p.Part | Record
+
+
+class Streamed(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a stream gives. `cursor` is the position of the last committed record and the number of parts since: (position, 0) is the record itself."""
+
+    cursor: tuple[int, int]
+    what: Shown
+
+
+_GOING_ON: Final[set["asyncio.Task[Result]"]] = set()
+"""Runs whose listeners may have gone; the event loop itself holds its tasks only weakly."""
 
 
 class Agent:
@@ -59,21 +73,24 @@ class Agent:
 
     # -- verbs
 
-    async def run(self, goal: str, *, store: Store, run_id: str | None = None, heard: Callable[[Shown], None] | None = None) -> Result:
-        """Begin a run for a goal and drive it until it ends or waits for a human. Raises ValueError for an empty goal or an id that is none, RunExists, StoreUnavailable."""
+    async def run(self, goal: str, *, store: Store, run_id: str | None = None, heard: Callable[[Shown], None] | None = None, own_loop: bool = False) -> Result:
+        """Begin a run for a goal and drive it until it ends or waits for a human. Raises ValueError for an empty goal or an id that is none, RunExists, StoreUnavailable.
+
+        `heard` is called with every part and every committed record; with `own_loop` the event loop serves this run alone.
+        """
         goal = checked_goal(goal)
         ids = p.RandomIds()
-        journal = Journal(store.log, checked_id(run_id) if run_id is not None else ids.run_id(), heard=heard)
+        journal = Journal(store.log, checked_id(run_id) if run_id is not None else ids.run_id(), heard=heard, own_loop=own_loop)
         model = self._model(None)
         begin = f.RunStarted(goal=goal, setup=self.declared(seed=ids.seed(), model=model))
         driver = Driver(journal, self._cast(model, heard))
         await driver.drive((begin,))
         return result_of(store, journal.run, lost=driver.lost)
 
-    async def resume(self, run_id: str, *, store: Store, heard: Callable[[Shown], None] | None = None) -> Result:
+    async def resume(self, run_id: str, *, store: Store, heard: Callable[[Shown], None] | None = None, own_loop: bool = False) -> Result:
         """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is. Raises UnknownRun, StoreUnavailable."""
-        journal = Journal(store.log, run_id).load()
-        if journal.run.state == "done" or journal.run.waits:
+        journal = Journal(store.log, run_id, own_loop=own_loop).load()
+        if journal.run.state == "done" or _still_waits(journal.run):
             return result_of(store, journal.run)
         journal.heard = heard
         driver = Driver(journal, self._cast(self._model(journal.run.begun), heard, journal.run.begun))
@@ -82,31 +99,30 @@ class Agent:
 
     def run_sync(self, goal: str, *, store: Store, run_id: str | None = None) -> Result:
         """`run` for scripts. Raises RuntimeError inside a running event loop."""
-        return _outside_loop("run", lambda: self.run(goal, store=store, run_id=run_id))
+        return _outside_loop("run", lambda: self.run(goal, store=store, run_id=run_id, own_loop=True))
 
     def resume_sync(self, run_id: str, *, store: Store) -> Result:
         """`resume` for scripts. Raises RuntimeError inside a running event loop."""
-        return _outside_loop("resume", lambda: self.resume(run_id, store=store))
+        return _outside_loop("resume", lambda: self.resume(run_id, store=store, own_loop=True))
 
-    async def stream(self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "cancel") -> AsyncIterator[Shown]:
-        """Run, giving live parts and committed records as they come.
+    async def stream(self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "continue") -> AsyncIterator[Streamed]:
+        """Run, giving live parts and committed records as they come, in one order.
 
-        Whoever stops listening parks the run (`continue`: it can be resumed) or cancels it (`cancel`).
+        Where whoever listens goes away, the run goes on without (`continue`) or is cancelled (`cancel`).
         """
-        queue: asyncio.Queue[Shown | None] = asyncio.Queue()
+        queue: asyncio.Queue[Streamed | None] = asyncio.Queue()
         given = checked_id(run_id) if run_id is not None else p.RandomIds().run_id()
-        running = asyncio.get_running_loop().create_task(self.run(goal, store=store, run_id=given, heard=queue.put_nowait))
+        running = asyncio.get_running_loop().create_task(self.run(goal, store=store, run_id=given, heard=_numbered(queue)))
+        _GOING_ON.add(running)
+        running.add_done_callback(_GOING_ON.discard)
         running.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            while (shown := await queue.get()) is not None:
-                yield shown
+            while (streamed := await queue.get()) is not None:
+                yield streamed
             await running
         finally:
-            if not running.done():
-                if on_disconnect == "cancel":
-                    await store.cancel(given, "nobody listens any more")
-                else:
-                    running.cancel()
+            if not running.done() and on_disconnect == "cancel":
+                await store.cancel(given, "nobody listens any more")
                 await asyncio.wait({running})
 
     # -- what a run is begun and driven with
@@ -167,6 +183,24 @@ def _recorded(made: Tool) -> f.ToolSetup:
     )
 
 
+def _still_waits(run: Run) -> bool:
+    """Whether only a human can move the run, and no approval has expired meanwhile."""
+    now = p.SystemClock().now_us()
+    return run.waits and not any(call.phase == "waiting" and call.expires_at is not None and call.expires_at <= now for call in run.calls)
+
+
+def _numbered(queue: "asyncio.Queue[Streamed | None]") -> Callable[[Shown], None]:
+    """A listener that puts what it hears into the queue, with its cursor."""
+    position = index = 0
+
+    def hear(what: Shown) -> None:
+        nonlocal position, index
+        position, index = (what.position, 0) if isinstance(what, Record) else (position, index + 1)
+        queue.put_nowait(Streamed(cursor=(position, index), what=what))
+
+    return hear
+
+
 def _nobody(_: Shown) -> None:
     """Nobody listens."""
 
@@ -185,11 +219,6 @@ def checked_goal(goal: str) -> str:
     if not visible(goal):
         raise ValueError("the goal is empty: say what the agent is to do")
     return whole(goal)
-
-
-def visible(text: str) -> bool:
-    """Whether a text shows anything: not only spaces, controls and characters without width."""
-    return any(not character.isspace() and character.isprintable() for character in text)
 
 
 def checked_id(run_id: str) -> str:

@@ -86,7 +86,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     try:
         pydantic_core.from_json(text, allow_inf_nan=False)  # the first reader: it bounds the depth and says where it stopped
     except ValueError as error:
-        raise _Refused(_in_plain_words(str(error))) from None
+        raise _Refused(_in_plain_words(str(error)), with_fields=True) from None
     parsed = json.loads(text, object_pairs_hook=_without_duplicates, parse_float=_finite, parse_int=_integer)
     if not isinstance(parsed, dict):
         raise _Refused(_not_an_object(parsed), with_fields=True)

@@ -5,11 +5,14 @@ What a stream cannot be is decided elsewhere; here nothing is repaired, guessed 
 
 from typing import Any
 
+import msgspec
+
 from refold.events import facts as f
 from refold.events.words import CallId
 from refold.fsm.answers import Response
 from refold.runtime import ports as p
 from refold.runtime.text import whole
+from refold.runtime.values import to_json
 
 
 class _Open:
@@ -52,7 +55,7 @@ class Assembler:
             case p.UsageUpdated():
                 self._usage = part
             case p.OpaqueItem(item=item):
-                self._opaque.append(item)
+                self._opaque.append(msgspec.json.decode(to_json(item)))  # what is kept is what is read back
             case p.Malformed(reason=reason):
                 self.fault = reason
             case p.Finished():

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from refold.runtime.documents import Document, DocumentPart, DocumentsError, Skipped, Source, list_sources, parse, read_bytes
 
@@ -19,6 +19,7 @@ LAYOUT: Final = 2
 """Rises whenever the tables, or what parsing makes of a file, change; an index of another layout is built anew."""
 BUSY_TIMEOUT_MS: Final = 30_000
 TERMS_MAX: Final = 24
+CANNOT_WRITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_PERM")
 RACY_NS: Final = 2_000_000_000
 """A file that changed this shortly before it was read may have changed again within one tick of the clock: its bytes are compared next time."""
 WEIGHTS: Final = "6.0, 3.0, 1.0"
@@ -79,65 +80,76 @@ class Index:
     def search(self, terms: Sequence[str], limit: int) -> tuple[list[Hit], dict[str, int]]:
         """The best parts for these words, and in how many parts each word occurs.
 
-        A part's rank is the sum of the bm25 of its words, times the share of the words it holds; the first part of a document, where it says what it is, has the rank of its title on top. Words are bound as quoted strings and can be no query syntax.
+        A part's rank is the sum of the bm25 of its words, times the share of the words it holds; the first part of a document, where it says what it is, has the rank of its title on top.
+        Words are bound as quoted strings and can be no query syntax.
         """
         scores: dict[int, list[float]] = {}
         counts: dict[str, int] = {}
         for term in terms[:TERMS_MAX]:
-            rows = self._db.execute(f"select rowid, bm25(words, {WEIGHTS}) from words where words match ?", (_quoted(term),)).fetchall()
+            rows = self._rows(f"select rowid, bm25(words, {WEIGHTS}) from words where words match ?", _quoted(term))
             counts[term] = len(rows)
             for row, score in rows:
                 scores.setdefault(row, []).append(-score)
         any_term = " OR ".join(_quoted(term) for term in counts)
         titled = "select parts.id, bm25(titles) from titles join parts on parts.doc_id = titles.doc_id and parts.number = 1 where titles match ?"
-        for row, score in self._db.execute(titled, (any_term,)).fetchall():
+        for row, score in self._rows(titled, any_term):
             scores.setdefault(row, []).append(-score)
         best = sorted(scores, key=lambda row: (-sum(scores[row]) * (len(scores[row]) / len(counts)), row))[:limit]
-        return [self._hit(row, any_term) for row in best], counts
+        return [hit for row in best for hit in self._hits(row, any_term)], counts
 
     def entry(self, doc_id: str) -> Entry | None:
-        row = self._db.execute("select doc_id, title, fields, hash, mtime_ns, notes from documents where doc_id = ? and reason = ''", (doc_id,)).fetchone()
-        if row is None:
-            return None
-        return Entry(doc_id=row[0], title=row[1], fields=json.loads(row[2]), content_hash=row[3], mtime_ns=row[4], notes=tuple(json.loads(row[5])))
+        for row in self._rows("select doc_id, title, fields, hash, mtime_ns, notes from documents where doc_id = ? and reason = ''", doc_id):
+            return Entry(doc_id=row[0], title=row[1], fields=json.loads(row[2]), content_hash=row[3], mtime_ns=row[4], notes=tuple(json.loads(row[5])))
+        return None
 
     def parts(self, doc_id: str) -> list[DocumentPart]:
-        rows = self._db.execute("select number, heading, text from parts where doc_id = ? order by number", (doc_id,))
+        rows = self._rows("select number, heading, text from parts where doc_id = ? order by number", doc_id)
         return [DocumentPart(number=number, heading=heading, text=text) for number, heading, text in rows]
 
     def ids(self) -> list[str]:
         """The ids of all documents, sorted."""
-        return [row[0] for row in self._db.execute("select doc_id from documents where reason = '' order by doc_id")]
+        return [row[0] for row in self._rows("select doc_id from documents where reason = '' order by doc_id")]
 
     def size(self) -> int:
         """How many parts there are."""
-        return int(self._db.execute("select count(*) from parts").fetchone()[0])
+        return int(self._rows("select count(*) from parts")[0][0])
 
     def close(self) -> None:
         self._db.close()
 
-    def _hit(self, row: int, any_term: str) -> Hit:
+    def _rows(self, sql: str, *values: object) -> list[Any]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.DatabaseError:
+            self._rebuild()
+            return self._db.execute(sql, values).fetchall()
+
+    def _hits(self, row: int, any_term: str) -> list[Hit]:
         sql = "select doc_id, number, parts.heading, snippet(words, 2, '', '', ' … ', 40) from words join parts on parts.id = words.rowid where words match ? and words.rowid = ?"
-        doc_id, number, heading, snippet = self._db.execute(sql, (any_term, row)).fetchone()
-        return Hit(doc_id=doc_id, part=number, heading=heading, snippet=" ".join(snippet.split()))
+        rows = self._rows(sql, any_term, row)
+        return [Hit(doc_id=doc_id, part=number, heading=heading, snippet=" ".join(snippet.split())) for doc_id, number, heading, snippet in rows]
 
     def _store(self, sources: list[Source], skipped: list[Skipped]) -> None:
         try:
             self._update(sources)
-        except sqlite3.DatabaseError:
-            # Whatever is wrong with the file, it holds nothing that is not in the folder: build it anew, in memory if it cannot be written.
-            self._db.close()
-            self._db = _open(self._path, anew=True)
-            try:
-                self._update(sources)
-            except sqlite3.DatabaseError:
-                self._db.close()
-                self._db = _open(None)
-                self._update(sources)
-        unread = self._db.execute("select doc_id, reason from documents where reason != '' order by doc_id")
+        except sqlite3.DatabaseError as error:
+            self._rebuild(in_memory=error.sqlite_errorname.startswith(CANNOT_WRITE))
+        unread = self._rows("select doc_id, reason from documents where reason != '' order by doc_id")
         self.skipped = (*skipped, *(Skipped(path=doc_id, reason=reason) for doc_id, reason in unread))
-        if len(sources) and not self.ids():
-            raise DocumentsError(f"no readable documents in {', '.join(str(folder) for folder in self._folders)}: {self.skipped[-1].path}: {self.skipped[-1].reason}")
+        if sources and not self.ids():
+            names = ", ".join(str(folder) for folder in self._folders)
+            raise DocumentsError(f"no readable documents in {names}; the last one: {self.skipped[-1].path}: {self.skipped[-1].reason}")
+
+    def _rebuild(self, *, in_memory: bool = False) -> None:
+        """Whatever is wrong with the file, it holds nothing that is not in the folder: it is made anew, or in memory when it cannot be written."""
+        self._db.close()
+        self._db = _open(None if in_memory else self._path, anew=True)
+        try:
+            self._update(self._sources)
+        except sqlite3.DatabaseError:
+            self._db.close()
+            self._db = _open(None)
+            self._update(self._sources)
 
     def _update(self, sources: list[Source]) -> None:
         known = self._known()
@@ -224,8 +236,9 @@ def _open(path: Path | None, *, anew: bool = False) -> sqlite3.Connection:
     if path is not None:
         for remove in (anew, True):
             if remove:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+                for suffix in ("", "-journal"):
+                    with contextlib.suppress(OSError):
+                        Path(f"{path}{suffix}").unlink(missing_ok=True)
             with contextlib.suppress(OSError, sqlite3.DatabaseError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 return _prepared(sqlite3.connect(path, isolation_level=None, check_same_thread=False))

@@ -7,18 +7,18 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp, read, write
-from refold.events.storage import Conflict, Log, Row
+from refold.events.storage import Conflict, Log, Row, StoreUnavailable
 from refold.events.words import RunId
 from refold.fsm.decide import Batch, decide
 from refold.fsm.machine import empty, step
 from refold.projections.messages import Message
-from refold.projections.run import Run, evolve, replace
+from refold.projections.run import Run, replace
 from refold.projections.transcript import said
 from refold.runtime.ports import Clock, SystemClock
 
@@ -42,13 +42,17 @@ Inputs = Callable[[Run], Sequence[f.Input]]
 
 
 class Journal:
-    """A run as its log has it. `run` is the state, `messages` the transcript, and `heard` is called with every record that is folded."""
+    """A run as its log has it. `run` is the state, `messages` the transcript, and `heard` is called with every record that is folded.
 
-    def __init__(self, log: Log, run_id: str, *, clock: Clock | None = None, heard: Callable[[Record], None] | None = None) -> None:
+    With `own_loop` the event loop serves this run alone, so that appends may be made in it: no other thread has to be woken.
+    """
+
+    def __init__(self, log: Log, run_id: str, *, clock: Clock | None = None, heard: Callable[[Record], None] | None = None, own_loop: bool = False) -> None:
         self.log, self.clock = log, clock or SystemClock()
         self.run = empty(RunId(run_id))
         self.messages: list[Message] = []
         self.heard = heard
+        self._own_loop = own_loop
 
     def catch_up(self) -> int:
         """Fold what the log holds beyond what is known; gives the number of records. Raises Illegal or Unreadable for a log that is none."""
@@ -78,7 +82,9 @@ class Journal:
                 return
             batch, records, future = prepared
             try:
-                await _settled(future)
+                if not future.done():  # a store that has nobody to wait for stores at once
+                    await _settled(future)
+                future.result()
             except Conflict:
                 self.catch_up()
                 continue
@@ -113,15 +119,24 @@ class Journal:
         batch = decide(run, facts, stamp(self.clock, run))
         records, payloads = written(run, batch)
         rows = [Row(record.position, record.type, record.stored) for record in records]
-        return batch, records, self.log.submit(run.id, run.position, rows, payloads, create=run.position == 0)
+        append = self._appended if self._own_loop else self.log.submit
+        return batch, records, append(run.id, run.position, rows, payloads, create=run.position == 0)
+
+    def _appended(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes], *, create: bool) -> "Future[None]":
+        """An append made here and now, as the future that it would have been."""
+        future: Future[None] = Future()
+        try:
+            self.log.append(run_id, expected, rows, payloads, create=create)
+        except (Conflict, StoreUnavailable) as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+        return future
 
     def _stored(self, batch: Batch, records: list[Record]) -> None:
-        """Fold a stored batch: what was decided is what is read back."""
-        run = self.run
-        for record in records:
-            after = evolve(run, record.fact, target=record.target, at=record.at, head=record.digest) if record is not records[-1] else replace(batch.run, head=record.digest)
-            self._fold(record, after)
-            run = self.run
+        """Take over a stored batch: what was decided is what is read back."""
+        for record, after in zip(records, batch.runs, strict=True):
+            self._fold(record, replace(after, head=record.digest))
 
     def _fold(self, record: Record, after: Run) -> None:
         self.messages += said(self.run, record.fact, after)
@@ -164,25 +179,17 @@ def loader(log: Log, run_id: str, *, many: bool) -> Callable[[str], bytes]:
 
 
 async def _settled(future: "Future[None]") -> None:
-    """Wait until a submitted append is stored or refused, also when cancelled meanwhile; the cancellation is raised after."""
+    """Wait until a submitted append is stored or refused, also when cancelled meanwhile: the cancellation is then met at the next await."""
     waiting = asyncio.wrap_future(future)
-    cancelled: asyncio.CancelledError | None = None
     while not waiting.done():
         try:
             await asyncio.shield(waiting)
-        except asyncio.CancelledError as error:
-            if waiting.cancelled():
-                raise
-            cancelled = error
-        except Exception:  # noqa: BLE001 - raised by result() below
-            break
-    if cancelled is not None and waiting.exception() is None:
-        # It is stored: the caller folds it first and meets the cancellation at its next await.
-        task = asyncio.current_task()
-        if task is not None:
-            task.get_loop().call_soon(task.cancel)
-        return
-    waiting.result()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not waiting.done():
+                waiting.add_done_callback(lambda _, task=task: task.cancel())  # type: ignore[misc]
+        except Exception:  # noqa: BLE001 - the caller asks the future itself
+            return
 
 
 def _who() -> str:

@@ -15,7 +15,7 @@ Fields = list[tuple[str, str]]
 
 FIELD: Final = re.compile(r"^(?:[-*] )?(?::|\*\*)?([A-Za-z][A-Za-z0-9_-]*(?: [A-Za-z0-9_-]+){0,2})(?:\*\*:|:\*\*|:)(?:[ \t]+(.*))?$")
 UNDERLINE: Final = re.compile(r"^([=\-`:'\"~^_*+#<>.])\1{2,}\s*$")
-ATX: Final = re.compile(r"^(#{1,6})[ \t]+(.*?)[ \t]*#*$")
+ATX: Final = re.compile(r"^(#{1,6})[ \t]+(\S.*)$")
 HEADER_FIELDS_MIN: Final = 2
 
 
@@ -129,7 +129,7 @@ def _markdown_headings(text: str) -> Iterator[Heading]:
         elif fence:
             continue
         elif found := ATX.match(line):
-            yield number, number + 1, found[2].strip(), len(found[1])
+            yield number, number + 1, found[2].rstrip().rstrip("#").rstrip() or found[2].strip(), len(found[1])
         elif number and re.match(r"^(=+|-{3,})\s*$", line) and lines[number - 1].strip() and (number < 2 or not lines[number - 2].strip()):
             yield number - 1, number + 1, lines[number - 1].strip(), 1 if line[0] == "=" else 2
 

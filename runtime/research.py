@@ -69,7 +69,11 @@ class Library:
     def read(self, doc_id: str, part: int | None = None) -> tuple[dict[str, Any], list[str]]:
         """What `read_document` returns, and the ids of what was read. Raises ValueError for an id that is not there, naming the closest ones."""
         with self._lock:
-            entry, part = self._find(doc_id, part)
+            try:
+                entry, part = self._find(doc_id, part)
+            except ValueError:
+                self._index.refresh()  # A file may have come since the last search.
+                entry, part = self._find(doc_id, part)
             parts = self._index.parts(entry.doc_id)
             evidence = self._evidence(entry)
         if part is not None and not 1 <= part <= len(parts):

@@ -15,6 +15,7 @@ from refold.events.storage import Log
 from refold.events.words import RunId
 from refold.projections.run import Call, Run
 from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader
+from refold.runtime.text import visible, whole
 
 
 class NotAsked(LookupError):
@@ -78,8 +79,9 @@ class Store:
     # -- verbs from outside
 
     def answer_sync(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
-        """Answer a question. Gives the call as it was."""
-        return self._decide(run_id, call, "question", lambda run, asked: f.ClarificationReceived(call=asked.id, text=text, who=who, command_id=_id(command_id)), command_id)
+        """Answer a question. Gives the call as it was. Raises ValueError for an answer that shows nothing."""
+        said = _said(text, "answer")
+        return self._decide(run_id, call, "question", lambda run, asked: f.ClarificationReceived(call=asked.id, text=said, who=who, command_id=_id(command_id)), command_id)
 
     async def answer(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
         """Answer a question. Gives the call as it was."""
@@ -102,17 +104,16 @@ class Store:
 
     def deny_sync(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
         """Refuse a call and say why; wins over an approval that was not used yet."""
-        return self._decide(run_id, call, "denial", lambda run, asked: f.ApprovalDenied(call=asked.id, reason=reason, who=who, command_id=_id(command_id)), command_id)
+        return self._decide(run_id, call, "denial", lambda run, asked: f.ApprovalDenied(call=asked.id, reason=whole(reason), who=who, command_id=_id(command_id)), command_id)
 
     async def deny(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
         """Refuse a call and say why; wins over an approval that was not used yet."""
         return await asyncio.to_thread(self.deny_sync, run_id, call, reason=reason, who=who, command_id=command_id)
 
     def say_sync(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
-        """A message that the next request shows, behind the results."""
-        if not text.strip():
-            raise ValueError("the message is empty")
-        self._live(run_id, lambda run: f.UserSaid(text=text, who=who, command_id=_id(command_id)), command_id)
+        """A message that the next request shows, behind the results. Raises ValueError for one that shows nothing."""
+        said = _said(text, "message")
+        self._live(run_id, lambda run: f.UserSaid(text=said, who=who, command_id=_id(command_id)), command_id)
 
     async def say(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
         """A message that the next request shows, behind the results."""
@@ -120,7 +121,7 @@ class Store:
 
     def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> None:
         """End a run. Whoever drives it closes its calls; where nobody does, that is done here."""
-        journal = self._live(run_id, lambda run: f.CancelRequested(who=who, reason=reason, command_id=_id(command_id)), command_id)
+        journal = self._live(run_id, lambda run: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id)
         if journal.run.state != "done" and journal.run.driver is None:
             journal.command_sync(lambda run: (attach(run),) if run.driver is None and run.state != "done" else ())
 
@@ -173,6 +174,13 @@ def asked(run: Run, name: str | None, kind: str) -> Call:
         names = [call.id for call in open_calls]
         raise Ambiguous(f"run {run.id} waits for several: {', '.join(names)}; name one", names)
     return open_calls[0]
+
+
+def _said(text: str, word: str) -> str:
+    """What a human typed, as the log takes it. Raises ValueError where it shows nothing: providers refuse blank messages, at once and in every later request."""
+    if not visible(text):
+        raise ValueError(f"the {word} is empty: type something that can be seen")
+    return whole(text)
 
 
 def _an(word: str) -> str:

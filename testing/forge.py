@@ -21,6 +21,8 @@ class Forged(msgspec.Struct, frozen=True):
     source: State | None = None
     target: State | None = None
     turn: int | None = None
+    begins: bool = False
+    """Whether a batch begins here, whatever stands before."""
 
 
 def forge(steps: Sequence[f.Fact | Forged], run_id: str = "forged", *, at: int = 1_000_000) -> list[Record]:
@@ -36,7 +38,7 @@ def forge(steps: Sequence[f.Fact | Forged], run_id: str = "forged", *, at: int =
         row = EDGES[source].get(fact.TAG)
         target = step.target or (row.target if row is not None else source)
         turn += isinstance(fact, f.ModelRequested) and source != "streaming_model"
-        if before is None or (fact.INPUT and not before.INPUT):
+        if before is None or step.begins or (fact.INPUT and not before.INPUT):
             batch = position
         edge = Edge(fact=fact, source=source, target=target, turn=turn if step.turn is None else step.turn)
         digest = records[-1].digest if records else NOTHING

@@ -125,19 +125,33 @@ def _statements(key: str, other: str, evidence: Evidence) -> list[Statement]:
     for passage in evidence.passages:
         about = set(YEAR.findall(f"{passage.heading} {passage.title} {passage.doc_id.replace('-', ' ').replace('_', ' ').replace('/', ' ')}"))
         for span in sentences(passage.text):
-            named = set(YEAR.findall(span))
+            years = YEAR.findall(span)
+            named = set(years)
             if (key in named and other not in named) or (not named and about == {key}):
-                found += _quantities(passage, span)
+                found += _quantities(passage, span, span)
+            elif named == {key, other} and len(years) == 2:
+                found += _quantities(passage, span, _clause(span, key))
     return found
 
 
-def _quantities(passage: Passage, span: str) -> list[Statement]:
-    numbers = [found for found in NUMBER.finditer(span) if not YEAR.fullmatch(found[0])]
+def _clause(span: str, key: str) -> str:
+    """Of a sentence with two years: what belongs to this one, when number and year alternate (`8.0 in 2023 and 10.0 in 2024`)."""
+    marks = [(found.start(), found.end(), bool(YEAR.fullmatch(found[0]))) for found in NUMBER.finditer(span)]
+    kinds = [year for *_, year in marks]
+    if kinds not in ([True, False, True, False], [False, True, False, True]):
+        return ""
+    cut = marks[1][1] if kinds[1] else marks[2][0]
+    return span[:cut] if key in span[:cut] else span[cut:]
+
+
+def _quantities(passage: Passage, span: str, clause: str) -> list[Statement]:
+    """The one quantity in a clause of a span, if there is one; the label is the span's."""
+    numbers = [found for found in NUMBER.finditer(clause) if not YEAR.fullmatch(found[0])]
     if len(numbers) != 1:
         return []
     number = numbers[0]
-    after = re.findall(r"[^\W\d_]+|[%€$£¥]", span[number.end() : number.end() + 60])
-    before = re.findall(r"[€$£¥]|\b[A-Z]{3}$", span[: number.start()].rstrip()[-3:])
+    after = re.findall(r"[^\W\d_]+|[%€$£¥]", clause[number.end() : number.end() + 60])
+    before = re.findall(r"[€$£¥]|\b[A-Z]{3}$", clause[: number.start()].rstrip()[-3:])
     scale_word = after[0].lower() if after and after[0].lower() in SCALES else ""
     rest = after[1:] if scale_word else after
     unit = next((word for word in before + rest[:1] if word.lower() in MONEY or word == "%"), rest[0] if rest else "")

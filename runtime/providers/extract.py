@@ -42,7 +42,9 @@ COUNT: Final = re.compile(
 FULL_DATE: Final = re.compile(r"\b\d{4}-\d\d-\d\d\b|\b\d{1,2}[ -][A-Z][a-z]{2,8}[ -,]+\d{4}\b|\b[A-Z][a-z]{2,8} \d{1,2},? \d{4}\b")
 SURE: Final = 1.6
 """The score from which a sentence is taken for an answer."""
+QUESTION_CHARS_MAX: Final = 2_000
 MANY: Final = 5
+ABBREVIATED: Final = 5
 NEAR: Final = 5
 MEASURES: Final = frozenset(stem(word) for word in "length size limit maximum minimum number level width height depth amount version age duration period rate percentage threshold default port".split())
 ASIDE: Final = frozenset(stem(word) for word in "reject alternative alternatives open issue considered deferred defer discard prior history acknowledgement reference appendix objection unresolved abandoned future".split())
@@ -70,8 +72,9 @@ class Passage:
 
     @cached_property
     def about(self) -> frozenset[str]:
-        """The stems of title, headings and id."""
-        return frozenset(stems(f"{self.title} {self.heading} {self.doc_id}"))
+        """The stems of title, headings and id; two words of the title also as one (`data class`, `dataclass`)."""
+        title = words(self.title.lower())
+        return frozenset(stems(f"{self.title} {self.heading} {self.doc_id}")) | {stem(a + b) for a, b in zip(title, title[1:], strict=False)}
 
     @cached_property
     def spans(self) -> tuple[str, ...]:
@@ -112,11 +115,11 @@ class Question:
     """A question taken apart: its stems in order, what it is about, which document it names, and what kind of answer it wants."""
 
     def __init__(self, text: str) -> None:
-        self.text = " ".join(text.split())
+        self.text = " ".join(text[:QUESTION_CHARS_MAX].split())
         self.words = words(self.text)
         self.stems = [stem(word) for word in self.words]
         self.content = content(self.text)
-        self.asks = next((word for word in self.stems if word in ("who", "whom", "whos", "when", "where", "why", "how", "which", "what")), "")
+        self.asks = next((word for word in map(str.lower, self.words) if word in ("who", "whom", "whos", "when", "where", "why", "how", "which", "what")), "")
         self.references = [(stem(found[1]), stem(found[2])) for found in re.finditer(r"\b([A-Za-z]{2,})[ -]?#?(\d+)\b(?!\.\d)", self.text)]
 
     @property
@@ -127,9 +130,9 @@ class Question:
     def head(self) -> list[str]:
         """The stems of the noun after `which`, `what` or `how many`: up to the next verb or preposition we know."""
         found = re.search(r"\b(?:which|what|how many|how much)\s+(?:(?:is|are|was|were)\s+the\s+(?:(?:default|exact)\s+)?(?:names?\s+of\s+(?:the\s+)?)?)?((?:[\w.-]+\s+){1,4})", self.text + " ", re.IGNORECASE)
-        head: list[str] = []
+        counting, head = bool(found) and "many" in found[0].lower(), list[str]()
         for word in found[1].split() if found else []:
-            if stem(word) in STOP_STEMS or stem(word) in (ARRIVING | REPLACING | REQUIRING | REMOVING) - RELEASE or (head and _is_verb(word)):
+            if stem(word) in STOP_STEMS or stem(word) in (ARRIVING | REPLACING | REQUIRING | REMOVING) - RELEASE or (head and _is_verb(word) and not counting):
                 break
             head += stems(word)
         return head[:-1] if len(head) > 1 and head[-1] == "name" else head
@@ -194,6 +197,8 @@ def _field(question: Question, names: dict[str, bool]) -> tuple[str, set[str]]:
     asked = set(question.stems)
     version = next((name for name in ("python-version", "version") if name in names), next((name for name in sorted(names) if name.endswith("-version")), ""))
     head = set(question.head)
+    if head == {"kind"}:
+        head = {"type"}
     dated = (MAKING | {"year", "date", "day", "month"} | head) if question.wants_date else set()
     for name in sorted(names, key=lambda name: -len(name)):
         parts = set(stems(name)) - {"-"}
@@ -202,7 +207,7 @@ def _field(question: Question, names: dict[str, bool]) -> tuple[str, set[str]]:
         who = question.wants_person and names[name] and parts <= asked and not any(name == word for word, _ in question.references)
         last = question.asks in ("what", "which", "") and set(question.stems[-len(parts) :]) == parts
         if (wh_noun or of_it or who or last) and not (name == version and (not (asked & ARRIVING or question.references) or asked & REMOVING)) and not (name == "title" and not of_it):
-            return name, parts | {"number"} | dated | (ARRIVING | RELEASE | {"python"} if name == version else set())
+            return name, parts | {"number", "kind"} | dated | (ARRIVING | RELEASE | {"python"} if name == version else set())
     if question.wants_person and "author" in names and asked & MAKING:
         return "author", MAKING | {"author", "person"}
     if question.wants_date and asked & MAKING:
@@ -220,7 +225,7 @@ def _about(question: Question, subject: Sequence[str], evidence: Evidence, field
         return _referenced(question, subject, evidence), []
     if not subject:
         return [], []
-    titled = [header for header in evidence.headers.values() if set(subject) <= header.about]
+    titled = [header for header in evidence.headers.values() if all(_entitled(one, header) for one in subject)]
     if titled:
         return _current(titled, subject, field, evidence), []
     proper = {stem(word) for word in question.words[1:] if word[0].isupper()}
@@ -237,6 +242,11 @@ def _about(question: Question, subject: Sequence[str], evidence: Evidence, field
     if len(documents) != 1:
         return [], []
     return [evidence.headers[documents[0]]], shown[:1]
+
+
+def _entitled(word: str, header: Passage) -> bool:
+    """Whether a title holds a word, or a longer one that it is short for (`async`)."""
+    return word in header.about or (len(word) >= ABBREVIATED and any(one.startswith(word) for one in header.about))
 
 
 def _early(doc_id: str, evidence: Evidence) -> set[str]:
@@ -302,13 +312,15 @@ def _related(question: Question, evidence: Evidence, verbs: frozenset[str], forw
         return []
     here, there = (FORWARD, BACKWARD) if forward else (BACKWARD, FORWARD)
     claims = [Claim(span=header.fields[name][1], passage=header) for header in own[:1] for name, of in here.items() if of is verbs and name in header.fields]
+    named = [evidence.headers[name] for header in own[:1] if not forward for name in header.superseded_by if name in evidence.headers]
+    claims += [Claim(span=header.fields[name][1], passage=header) for header in named for name in [_identity(header) or "title"] if name in header.fields]
     keys = {own[0].doc_id, *stems(own[0].doc_id)[-1:]} if own else {question.references[-1][1]}
     for header in evidence.headers.values():
         for name, of in there.items():
             if of is verbs and name in header.fields and keys & {header.fields[name][0], *stems(header.fields[name][0])}:
                 identity = header.fields.get(_identity(header) or "title", ("", ""))[1]
                 claims += [Claim(span=span, passage=header) for span in (identity, header.fields[name][1]) if span]
-    return claims
+    return list({(claim.span, claim.passage.id): claim for claim in claims}.values())
 
 
 def _identity(header: Passage) -> str:
@@ -418,7 +430,7 @@ def _names(question: Question, span: str, leaf: Sequence[str]) -> frozenset[str]
         names = [one for one in VERSION.findall(span) if one not in known]
     elif question.head:
         shapes = [SHAPES[one] for one in question.head if one in SHAPES]
-        found = [one for one in (shapes[-1] if shapes else LITERAL).finditer(span) if not stems(one[0]) or not set(stems(one[0])) <= known]
+        found = [one for one in (shapes[-1] if shapes else LITERAL).finditer(span) if not stems(one[0]) or one[0].strip("`'\"") not in question.text]
         names = [one[0] for one in found if one[0].startswith("-") or question.head[-1] in leaf or _is_called(question.head[-1], span, one)]
         if not names and not shapes:
             names = [one[0] for one in re.finditer(r"\b\d+(?:[.,]\d+)*", span) if one[0] not in known and (set(question.head) & MEASURES or _is_given(question.head[-1], span[: one.start()]))]

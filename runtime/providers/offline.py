@@ -97,7 +97,7 @@ class _Seen:
 
 def _seen(request: Request) -> _Seen:
     messages = request.messages
-    last = max((n for n, message in enumerate(messages) if message.role == "user"), default=-1)
+    last = max((n for n, message in enumerate(messages) if message.role == "user" and not message.kind), default=-1)
     arguments = {call.id: _object(call.arguments_text) for message in messages for call in message.calls}
     results = [message for message in messages[last + 1 :] if message.role == "tool"]
     good = [message for message in results if message.kind == "success"]
@@ -200,7 +200,7 @@ def _compared(comparison: Comparison, pair: Pair, seen: _Seen) -> Answer | Calls
         return [("calculate", {"expression": expression})] if "calculate" in seen.tools else Answer(text=NO_ANSWER, no_evidence=True)
     first, second = pair.first.passage, pair.second.passage
     sources = " ".join(dict.fromkeys((f"[{first.doc_id}]", f"[{second.doc_id}]")))
-    lines = [f"{pair.first.span} [{first.doc_id}]", f"{pair.second.span} [{second.doc_id}]", f"{comparison.name}: {expression} = {seen.results[expression]}{comparison.unit(pair)} {sources}"]
+    lines = [f"{pair.first.span} [{first.doc_id}]", f"{pair.second.span} [{second.doc_id}]", f"{comparison.name}: {seen.results[expression]}{comparison.unit(pair)} = {expression} {sources}"]
     return Answer(text="\n".join(dict.fromkeys(lines)), citations=tuple(dict.fromkeys((first.id, second.id))))
 
 

@@ -1,0 +1,231 @@
+"""What can be typed: one dataclass of options for each command, and the table of commands.
+
+The one place where an option is named; help, parsing and the commands read it from here.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from refold.runtime.cli.parsing import argument, option, switch, whole_number
+
+DEFAULT_STORE: Final = "sqlite:///.refold/log.db"
+OUTPUT, AGENT, LIMITS, PEOPLE = "Output and store", "What runs", "Limits", "Humans and interruptions"
+
+
+@dataclass(kw_only=True)
+class Common:
+    """What every command takes."""
+
+    store: str = field(default_factory=lambda: os.environ.get("REFOLD_STORE") or DEFAULT_STORE, metadata=option("--store", "URL", "sqlite:///PATH, postgresql://... or memory: (or REFOLD_STORE)", group=OUTPUT).metadata)
+    json: bool = switch("--json", "one JSON document on stdout (JSON Lines for log)", group=OUTPUT)
+
+
+
+
+@dataclass(kw_only=True)
+class Driving(Common):
+    """What every command takes that drives a run."""
+
+    docs: list[str] = option("--docs", "DIR", "answer from the documents in this folder; may be given several times", group=AGENT, many=True)
+    agent: str | None = option("--agent", "MODULE:NAME", "your own agent (or REFOLD_AGENT, or a name from [tool.refold.agents])", group=AGENT)
+    model: str | None = option("--model", "SPEC", "offline, script:FILE, openai:NAME, anthropic:NAME, ... (or REFOLD_MODEL)", group=AGENT)
+    base_url: str | None = option("--base-url", "URL", "where the provider is reached", group=AGENT)
+    settings: list[str] = option("--set", "KEY=VALUE", "a setting, such as budgets.max_turns=6, policy.on_tool_error=stop, model.stream=false", group=AGENT, many=True)
+    max_turns: str | None = option("--max-turns", "N", "turns of the model", group=LIMITS)
+    max_cost: str | None = option("--max-cost", "USD", "money, such as 0.50", group=LIMITS)
+    timeout: str | None = option("--timeout", "S", "seconds of work; waiting for people does not count", group=LIMITS)
+    approve: list[str] = option("--approve", "TOOL", "approve every call of this tool", group=PEOPLE, many=True)
+    no_input: bool = switch("--no-input", "never ask at the terminal: a run that waits for somebody ends the command with exit code 3", group=PEOPLE)
+    on_interrupt: str = option("--on-interrupt", "cancel|park", "what the first Ctrl-C does: end the run, or leave it for `refold resume`", group=PEOPLE, read=lambda text: _one_of(text, "cancel", "park"), default="cancel")
+    quiet: bool = switch("--quiet -q", "no progress and no notes on stderr", group=OUTPUT)
+
+
+@dataclass(kw_only=True)
+class Run(Driving):
+    """refold run"""
+
+    goal: str = argument("GOAL", "what is to be done; - reads it from standard input, @FILE from a file")
+    run_id: str | None = option("--run-id", "ID", "the id of the new run", group=AGENT)
+
+
+@dataclass(kw_only=True)
+class Resume(Driving):
+    """refold resume"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+
+
+@dataclass(kw_only=True)
+class Show(Common):
+    """refold show"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    at: int | None = option("--at", "N", "as it was after record N", read=whole_number)
+    prompt: bool = switch("--prompt", "the exact request that was open there")
+
+
+@dataclass(kw_only=True)
+class Log(Common):
+    """refold log"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    follow: bool = switch("--follow -f", "go on with new records until the run ends")
+    types: str | None = option("--types", "T,T", "only records of these types")
+    full: bool = switch("--full", "with large values in their place")
+
+
+@dataclass(kw_only=True)
+class Runs(Common):
+    """refold runs"""
+
+    status: str | None = option("--status", "S", "only runs with this status")
+
+
+@dataclass(kw_only=True)
+class Pending(Common):
+    """refold pending"""
+
+
+@dataclass(kw_only=True)
+class Deciding(Driving):
+    """What a human's word to a waiting run takes."""
+
+    resume: bool = switch("--resume", "drive the run on at once", group=PEOPLE)
+
+
+@dataclass(kw_only=True)
+class Answer(Deciding):
+    """refold answer"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    text: str = argument("TEXT", "the answer")
+    call: str | None = option("--call", "CALL", "which question, where there are several", group=PEOPLE)
+
+
+@dataclass(kw_only=True)
+class Approve(Deciding):
+    """refold approve"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    named: str = argument("CALL", "which call, where several wait", optional=True)
+    call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
+    all: bool = switch("--all", "every call that waits for approval", group=PEOPLE)
+    digest: str | None = option("--digest", "D", "only if this is what is approved (see refold pending --json)", group=PEOPLE)
+
+
+@dataclass(kw_only=True)
+class Deny(Deciding):
+    """refold deny"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    named: str = argument("CALL", "which call, where several wait", optional=True)
+    call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
+    all: bool = switch("--all", "every call that waits for approval", group=PEOPLE)
+    reason: str | None = option("--reason", "TEXT", "why; the model is told", group=PEOPLE)
+
+
+@dataclass(kw_only=True)
+class Say(Common):
+    """refold say"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    text: str = argument("TEXT", "the message; the next turn shows it")
+
+
+@dataclass(kw_only=True)
+class Cancel(Common):
+    """refold cancel"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    reason: str = option("--reason", "TEXT", "why", default="")
+    no_wait: bool = switch("--no-wait", "do not wait until it has ended")
+
+
+@dataclass(kw_only=True)
+class Replay(Common):
+    """refold replay"""
+
+    runs: list[str] = argument("RUN", "the runs to derive again", many=True)
+    all: bool = switch("--all", "every run of the store")
+    agent: str | None = option("--agent", "MODULE:NAME", "ask this agent's schemas, rules and validators again")
+
+
+@dataclass(kw_only=True)
+class Audit(Common):
+    """refold audit"""
+
+    runs: list[str] = argument("RUN|FILE", "the runs, or exported files, to check", many=True)
+    all: bool = switch("--all", "every run of the store")
+
+
+@dataclass(kw_only=True)
+class Verify(Common):
+    """refold verify"""
+
+    file: str = argument("FILE", "an exported run; - is standard input")
+
+
+@dataclass(kw_only=True)
+class Export(Common):
+    """refold export"""
+
+    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+
+
+@dataclass(kw_only=True)
+class Import(Common):
+    """refold import"""
+
+    files: list[str] = argument("FILE", "exported runs; - is standard input", many=True)
+
+
+@dataclass(kw_only=True)
+class Diagram(Common):
+    """refold diagram"""
+
+    runs: list[str] = argument("RUN", "draw these runs over the machine", many=True)
+    format: str = option("--format", "NAME", "mermaid, dot or svg", default="mermaid")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its options, the function that performs it (`module:function` of this folder), and a line of help."""
+
+    shape: type[Common]
+    performed_by: str
+    line: str
+    chapter: str
+
+
+RUNNING, WATCHING, TALKING, CHECKING = "Run", "Look", "Answer", "Prove"
+COMMANDS: Final[dict[str, Command]] = {
+    "run": Command(Run, "running:run", "start a run for a goal and drive it", RUNNING),
+    "resume": Command(Resume, "running:resume", "drive an unfinished run on", RUNNING),
+    "cancel": Command(Cancel, "humans:cancel", "end a run, whoever drives it", RUNNING),
+    "runs": Command(Runs, "reading:runs", "list the runs of the store", WATCHING),
+    "show": Command(Show, "reading:show", "a run as it is, or as it was after any record", WATCHING),
+    "log": Command(Log, "reading:log", "the records of a run", WATCHING),
+    "diagram": Command(Diagram, "drawing:diagram", "draw the machine, and the way of a run through it", WATCHING),
+    "pending": Command(Pending, "reading:pending", "what waits for a human, in all runs", TALKING),
+    "answer": Command(Answer, "humans:answer", "answer a run's question", TALKING),
+    "approve": Command(Approve, "humans:approve", "allow a call that waits for approval", TALKING),
+    "deny": Command(Deny, "humans:deny", "refuse a call and say why", TALKING),
+    "say": Command(Say, "humans:say", "a message that the next turn shows", TALKING),
+    "replay": Command(Replay, "checking:replay", "derive a run again from what the world said, and compare", CHECKING),
+    "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),
+    "export": Command(Export, "checking:export", "a run as one JSON Lines file on stdout", CHECKING),
+    "verify": Command(Verify, "checking:verify", "check the chain of an exported run", CHECKING),
+    "import": Command(Import, "checking:import_", "take exported runs into the store", CHECKING),
+}
+
+
+def _one_of(text: str, *choices: str) -> str:
+    if text not in choices:
+        raise ValueError(f"it is one of {', '.join(choices)}")
+    return text
+
+
+Perform = Callable[[Common], int]
+"""A command: options in, exit code out. Raises what `exits.explain` puts into one line."""

@@ -1,0 +1,186 @@
+"""Faults on demand: a process that dies, or a store that fails, at the nth time something happens.
+
+A death is a `BaseException` that nothing may record: once it came, every further append raises it too, whatever the code in between made of it.
+So a run that is driven through here leaves exactly what a killed process would have left.
+"""
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any, Literal
+
+from refold.events.storage import Conflict, Log, Row, StoreUnavailable, Submission
+from refold.projections.run import Run
+from refold.runtime import ports as p
+from refold.runtime.agent import Agent
+from refold.runtime.consults import Validator
+from refold.runtime.tools import Tool
+
+Place = Literal["append", "appended", "request", "part", "answered", "tool", "acted", "validator", "policy"]
+"""Where a fault may come: before an append, behind one that is stored; before a request, behind each of its parts, at its end; before and behind a handler; in a validator, in an approval predicate."""
+Fault = Literal["death", "unavailable", "conflict"]
+"""`unavailable` behind an append is the ambiguous one: it is stored, and the writer is told that the store failed. `conflict` is one that somebody else's append would have caused."""
+
+
+class Died(BaseException):
+    """The process is no more."""
+
+
+class Fate:
+    """What will go wrong, once: the `nth` passing of `place`. A process without a fate is left alone and counts what it passes."""
+
+    def __init__(self, place: Place | None = None, nth: int = 0, fault: Fault = "death") -> None:
+        if fault != "death" and place not in ("append", "appended"):
+            raise ValueError(f"only an append can meet {fault!r}, not {place!r}")
+        self.place, self.nth, self.fault = place, nth, fault
+        self.passed: dict[Place, int] = {}
+        self.came = False
+        """Whether it went wrong."""
+        self.dead = False
+
+    def __repr__(self) -> str:
+        return f"Fate({self.place!r}, {self.nth}, {self.fault!r})" if self.place else "Fate()"
+
+    def meets(self, place: Place) -> Fault | None:
+        """Pass a place: gives the fault that strikes here, if any. Raises Died where that is a death, and ever after."""
+        if self.dead:
+            raise Died(f"after {self!r}")
+        self.passed[place] = self.passed.get(place, 0) + 1
+        if self.came or place != self.place or self.passed[place] != self.nth:
+            return None
+        self.came = True
+        if self.fault == "death":
+            self.dead = True
+            raise Died(repr(self))
+        return self.fault
+
+
+class FaultyLog(Log):
+    """A log in front of another, whose appends meet a fate. It waits for every append, so that a fault comes at a known moment; closing it leaves the other one open."""
+
+    def __init__(self, log: Log, fate: Fate | None = None) -> None:
+        self.log, self.fate = log, fate or Fate()
+
+    def _append(self, submission: Submission) -> None:
+        self._submit(submission).result()
+
+    def _submit(self, submission: Submission) -> "Future[None]":
+        match self.fate.meets("append"):
+            case "unavailable":
+                return _refused(StoreUnavailable("the store failed before it stored anything: a fault on demand"))
+            case "conflict":
+                return _refused(Conflict(submission.run_id, submission.expected, submission.expected))
+            case _:
+                pass
+        future = self.log.submit(submission.run_id, submission.expected, submission.rows, submission.payloads, create=submission.create)
+        wait([future])
+        if future.exception() is None and (fault := self.fate.meets("appended")) is not None:
+            return _refused(StoreUnavailable(f"the store failed after it stored everything: a fault on demand ({fault})"))
+        return future
+
+    def scan(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
+        return self.log.scan(run_id, after, upto)
+
+    def head(self, run_id: str) -> tuple[int, bytes] | None:
+        return self.log.head(run_id)
+
+    def payload(self, run_id: str, digest: str) -> bytes:
+        return self.log.payload(run_id, digest)
+
+    def payloads(self, run_id: str) -> dict[str, bytes]:
+        return self.log.payloads(run_id)
+
+    def runs(self) -> list[str]:
+        return self.log.runs()
+
+    def find(self, prefix: str) -> list[str]:
+        return self.log.find(prefix)
+
+    def changed(self) -> int:
+        return self.log.changed()
+
+    def close(self) -> None:
+        """The log behind it belongs to the next process."""
+
+
+def _refused(error: Exception) -> "Future[None]":
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
+
+
+def mortal(agent: Agent, fate: Fate) -> Agent:
+    """The same agent, whose model, tools, validators and approval predicates pass the places of a fate. Its model must be given, not named."""
+    assert agent.model is not None, "a mortal agent needs a model of its own"
+    assert not isinstance(agent.model, str), "a mortal agent needs a model of its own"
+    return Agent(
+        MortalModel(agent.model, fate),
+        agent.instructions,
+        [mortal_tool(tool, fate) for tool in agent.tools.values()],
+        agent.budgets,
+        agent.policy,
+        [_mortal_validator(name, validator, fate) for name, validator in agent.validators],
+        name=agent.name,
+        ask_user=agent.ask_user,
+        answer_schema=agent.answer_schema,
+        documents=agent.documents,
+    )
+
+
+class MortalModel:
+    """A model whose stream may be the last thing its process sees."""
+
+    def __init__(self, model: p.Model, fate: Fate) -> None:
+        self.model, self.fate = model, fate
+        self.spec = str(getattr(model, "spec", type(model).__name__))
+
+    async def stream(self, request: p.Request) -> AsyncIterator[p.Part]:
+        self.fate.meets("request")
+        async for part in self.model.stream(request):
+            yield part
+            self.fate.meets("part")
+        self.fate.meets("answered")
+
+
+def mortal_tool(tool: Tool, fate: Fate) -> Tool:
+    """A tool whose process may die just before or just after its handler acts."""
+    handler = tool.handler
+
+    @functools.wraps(handler)
+    def performed(*args: Any, **kwargs: Any) -> Any:
+        fate.meets("tool")
+        try:
+            return handler(*args, **kwargs)
+        finally:
+            fate.meets("acted")
+
+    @functools.wraps(handler)
+    async def performed_async(*args: Any, **kwargs: Any) -> Any:
+        fate.meets("tool")
+        try:
+            return await handler(*args, **kwargs)
+        finally:
+            fate.meets("acted")
+
+    approval = _mortal_predicate(tool.approval, fate) if callable(tool.approval) else tool.approval
+    return replace(tool, handler=performed_async if inspect.iscoroutinefunction(handler) else performed, approval=approval)
+
+
+def _mortal_predicate(predicate: Callable[[dict[str, Any]], object], fate: Fate) -> Callable[[dict[str, Any]], object]:
+    @functools.wraps(predicate)
+    def asked(arguments: dict[str, Any]) -> object:
+        fate.meets("policy")
+        return predicate(arguments)
+
+    return asked
+
+
+def _mortal_validator(name: str, validator: Validator, fate: Fate) -> Validator:
+    def judged(run: Run, answer: str, citations: tuple[str, ...]) -> Any:
+        fate.meets("validator")
+        return validator(run, answer, citations)
+
+    judged.__name__ = name
+    return judged

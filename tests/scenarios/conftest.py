@@ -1,0 +1,202 @@
+"""What the scenarios share: a stage on which agents run, and the checks that every run must stand when the curtain falls.
+
+Each scenario is a failure that somebody reported of some agent program. Whatever it is about, its runs must also be sound: the log folds to the state that was given
+back, audits and replays clean, and every request that a model received is one a strict provider takes and can be made again from the log, byte for byte.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from refold import Agent, ScriptedModel, Store, audit, fold, open_store, replay
+from refold.events import facts as f
+from refold.events.codec import Record
+from refold.events.storage import Row
+from refold.fsm.machine import empty, step
+from refold.projections.messages import Message
+from refold.projections.transcript import said
+from refold.runtime.ports import Part, Request
+from refold.runtime.requests import request_of
+from refold.runtime.result import Result
+
+
+class PartsModel:
+    """A model that streams given parts, one list for each request; the last list is played again when there are no more."""
+
+    spec = "parts"
+
+    def __init__(self, turns: Sequence[Sequence[Part]]) -> None:
+        self.turns = turns
+        self.requests: list[Request] = []
+
+    async def stream(self, request: Request) -> Any:
+        self.requests.append(request)
+        for part in self.turns[min(request.number, len(self.turns)) - 1]:
+            yield part
+
+
+class Stage:
+    """Stores and models of one scenario. `play` runs an agent on the first store."""
+
+    def __init__(self) -> None:
+        self.stores: list[Store] = [open_store("memory:")]
+        self.models: list[Any] = []
+
+    @property
+    def store(self) -> Store:
+        return self.stores[0]
+
+    def another_store(self, url: str = "memory:") -> Store:
+        self.stores.append(open_store(url))
+        return self.stores[-1]
+
+    def scripted(self, turns: Sequence[dict[str, Any]]) -> ScriptedModel:
+        self.models.append(ScriptedModel(turns))
+        return self.models[-1]
+
+    def parts(self, *turns: Sequence[Part]) -> PartsModel:
+        self.models.append(PartsModel(turns))
+        return self.models[-1]
+
+    def agent(self, turns: Sequence[dict[str, Any]], tools: Sequence[Any] = (), **options: Any) -> Agent:
+        return Agent(model=self.scripted(turns), tools=tools, **options)
+
+    def play(self, turns: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, goal: str = "Do it.", run_id: str | None = None, **options: Any) -> Result:
+        return self.agent(turns, tools, **options).run_sync(goal, store=self.store, run_id=run_id)
+
+    def requests(self) -> list[Request]:
+        """What the latest model was asked."""
+        return list(self.models[-1].requests)
+
+    def cut(self, run_id: str, upto: int, url: str = "memory:") -> Store:
+        """A store that holds the first records of a run: what is left when its process died there."""
+        store, log = self.another_store(url), self.store.log
+        rows = [Row(row.position, row.type, row.state) for row in log.scan(run_id, 0, upto)]
+        store.log.append(run_id, 0, rows, log.payloads(run_id), create=True)
+        return store
+
+    def check(self) -> None:
+        rebuilt: dict[bytes, Request] = {}
+        for store in self.stores:
+            for run_id in store.runs():
+                check_run(store, run_id)
+                rebuilt |= {encoded(request): request for request in rebuilt_requests(store, run_id)}
+            store.close()
+        for model in self.models:
+            for request in model.requests:
+                check_request(request)
+                assert encoded(request) in rebuilt, f"no log gives back the request {request.number} of turn {request.turn} as it was sent"
+
+
+def check_run(store: Store, run_id: str) -> None:
+    """Folds, audits and replays clean."""
+    records = list(store.read(run_id))
+    assert fold(records).position == len(records)
+    judged = audit(store, run_id)
+    assert judged.ok, [(each.id, each.title, each.evidence) for each in judged.invariants if not each.ok] or (judged.chain, judged.legal)
+    divergence = replay(store, run_id).divergence
+    assert divergence is None, divergence
+
+
+def rebuilt_requests(store: Store, run_id: str) -> list[Request]:
+    """Every request of a run, made again from its log alone."""
+    run, messages, requests = empty(run_id), [], []
+    for record in store.read(run_id):
+        after = step(run, record)
+        messages += said(run, record.fact, after)
+        run = after
+        if isinstance(record.fact, f.ModelRequested):
+            requests.append(request_of(run, tuple(messages)))
+    return requests
+
+
+encoded: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+def check_request(request: Request) -> None:
+    """What the strictest provider asks of a request: calls paired with their results directly after them and in order, arguments that are JSON objects, no blank text, every id once."""
+    waiting: list[str] = []
+    seen: set[str] = set()
+    for message in request.messages:
+        if message.role == "tool":
+            assert waiting, f"the result of {message.call_id} follows no call"
+            assert message.call_id == waiting.pop(0), "results stand directly behind their calls, in the same order"
+            standard_json(encoded(message.content).decode())
+            continue
+        assert not waiting, f"{waiting} have no result before the next message"
+        check_text(message)
+        for call in message.calls:
+            assert isinstance(standard_json(call.arguments_text), dict), f"{call.arguments_text[:80]!r} is no JSON object"
+            assert call.id not in seen, f"{call.id} is used twice"
+            seen.add(call.id)
+            waiting.append(call.id)
+    assert not waiting
+    assert request.messages, "a request says something"
+    assert request.messages[-1].role != "assistant", "the model is not asked to go on with its own words"
+
+
+def check_text(message: Message) -> None:
+    assert message.role in ("user", "assistant")
+    assert message.text.strip() or (message.calls and not message.text), f"a blank {message.role} message"
+    message.text.encode("utf-8")
+
+
+def standard_json(text: str) -> Any:
+    """JSON as every reader takes it: no NaN, no half characters."""
+    text.encode("utf-8")
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def plain(records: Sequence[Record]) -> list[tuple[Any, ...]]:
+    """Records without what differs between two runs that went the same way: times, seeds and the process."""
+    return [(r.position, r.batch, r.type, r.turn, r.call, r.source, r.target, _without(r.data, ("elapsed_us", "seed", "pid", "command_id"))) for r in records]
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(item, names) for key, item in value.items() if key not in names}
+    return [_without(item, names) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """A stage; when the scenario is over, every run on it must be sound."""
+    set_up = Stage()
+    yield set_up
+    set_up.check()
+
+
+@pytest.fixture
+def twin() -> Callable[[Sequence[Record]], list[tuple[Any, ...]]]:
+    """Records as they compare with those of a run that went the same way."""
+    return plain
+
+
+@pytest.fixture
+def results_of() -> Callable[[Result], dict[str, tuple[str, Any]]]:
+    """Call id to kind and content, as the model was told in the end."""
+
+    def of(result: Result) -> dict[str, tuple[str, Any]]:
+        run, messages = empty(result.id), []
+        for record in result.records:
+            after = step(run, record)
+            messages += said(run, record.fact, after)
+            run = after
+        return {message.call_id: (message.kind, message.content) for message in messages if message.role == "tool"}
+
+    return of
+
+
+@pytest.fixture
+def strict() -> Callable[[Request], None]:
+    """What the strictest provider asks of a request."""
+    return check_request
+
+
+@pytest.fixture
+def rebuilt() -> Callable[[Store, str], list[Request]]:
+    """The requests of a run, made again from its log."""
+    return rebuilt_requests
