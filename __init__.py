@@ -7,11 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from refold.fsm.audit import audit
+    from refold.fsm.fold import fold
     from refold.runtime.agent import Agent
-    from refold.runtime.fold import fold
     from refold.runtime.providers.script import ScriptedModel
-    from refold.runtime.replay import replay
+    from refold.runtime.replay import audit, replay
     from refold.runtime.settings import Budgets, Policy
     from refold.runtime.show import show
     from refold.runtime.store import Store, open_store
@@ -41,7 +40,7 @@ _HOMES: Final = {
     "tool": "runtime.tools",
 }
 
-__all__ = [  # noqa: PLE0604 - the names above
+__all__ = [
     "Agent",
     "Budgets",
     "NotPerformed",

@@ -1,11 +1,13 @@
 """Digests: every record covers its own bytes and the digest of the one before, so that any change, gap or reorder shows.
 
-Apart from the codec, because anybody must be able to check a log with nothing but these few lines and SHA-256.
+Apart from the codec, because anybody must be able to check a log with little more than these few lines and SHA-256.
 """
 
 from base64 import urlsafe_b64encode
 from hashlib import sha256
 from typing import Final
+
+import msgspec
 
 from refold.events.words import Digest
 
@@ -18,6 +20,11 @@ DIGEST_LENGTH: Final = 43
 def digest_of(data: bytes) -> Digest:
     """SHA-256 of some bytes as base64url without padding."""
     return Digest(urlsafe_b64encode(sha256(data).digest())[:-1].decode("ascii"))
+
+
+def signature_of(parts: list[str]) -> Digest:
+    """The digest of some words in order, whatever is in them."""
+    return digest_of(msgspec.json.encode(parts))
 
 
 def close(body: bytes, before: Digest) -> tuple[bytes, Digest]:

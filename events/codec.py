@@ -74,7 +74,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def data(self) -> dict[str, Any]:
         """The fact's fields as JSON values, large ones in place."""
-        return cast(dict[str, Any], msgspec.json.decode(data_of(self.fact)))
+        return cast("dict[str, Any]", msgspec.json.decode(data_of(self.fact)))
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -26,6 +26,7 @@ from refold.events.storage import (
     is_stored,
     payload_stream,
 )
+from refold.events.words import Digest
 
 
 class MemoryLog(Log):
@@ -85,9 +86,9 @@ class MemoryLog(Log):
             raise PayloadMissing(run_id, digest)
         return state
 
-    def payloads(self, run_id: str) -> dict[str, bytes]:
+    def payloads(self, run_id: str) -> dict[Digest, bytes]:
         with self._opened():
-            return {digest: self.payload(run_id, digest) for digest in self._digests.get(run_id, ())}
+            return {Digest(digest): self.payload(run_id, digest) for digest in self._digests.get(run_id, ())}
 
     def runs(self) -> list[str]:
         with self._opened():

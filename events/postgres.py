@@ -37,6 +37,7 @@ from refold.events.storage import (
     is_stored,
     payload_stream,
 )
+from refold.events.words import Digest
 
 VERSION_MAX: Final = 2**63 - 1
 CONNECTIONS_MAX: Final = 8
@@ -103,7 +104,7 @@ class PostgresLog(Log):
         state: bytes = rows[0][0]
         return state
 
-    def payloads(self, run_id: str) -> dict[str, bytes]:
+    def payloads(self, run_id: str) -> dict[Digest, bytes]:
         first = payload_stream(run_id, "")
         rows = self._select("SELECT originator_id, state FROM stored_events WHERE originator_id >= %s AND originator_id < %s", first, first[:-1] + ";")
         return {stream[len(first) :]: state for stream, state in rows}

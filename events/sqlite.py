@@ -36,6 +36,7 @@ from refold.events.storage import (
     is_stored,
     payload_stream,
 )
+from refold.events.words import Digest
 
 COLUMNS: Final = {"rowid", "originator_id", "originator_version", "topic", "state"}
 VERSION_MAX: Final = 2**63 - 1
@@ -98,7 +99,7 @@ class SqliteLog(Log):
         state: bytes = rows[0][0]
         return state
 
-    def payloads(self, run_id: str) -> dict[str, bytes]:
+    def payloads(self, run_id: str) -> dict[Digest, bytes]:
         first = payload_stream(run_id, "")
         # The character after the colon ends the range: an index can walk it, and LIKE would take the `_` of a run id for a wildcard.
         rows = self._select("SELECT originator_id, state FROM stored_events WHERE originator_id >= ? AND originator_id < ?", first, first[:-1] + ";")

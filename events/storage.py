@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
+from refold.events.words import Digest
+
 PAYLOAD_TOPIC: Final = "payload"
 STARTS: Final = ("run_started", "run_continued", "run_forked")
 """The types of record with which a run begins."""
@@ -21,7 +23,7 @@ FOUND_MAX: Final = 10
 """How many runs `find` names at most: enough to say that a prefix is ambiguous."""
 SCAN_ROWS: Final = 512
 """Rows that `scan` holds at once."""
-NO_PAYLOADS: Final[Mapping[str, bytes]] = {}
+NO_PAYLOADS: Final[Mapping[Digest, bytes]] = {}
 
 
 class Row(NamedTuple):
@@ -32,7 +34,7 @@ class Row(NamedTuple):
     state: bytes
 
 
-class StoreUnavailable(Exception):  # noqa: N818 - the word that callers and people use
+class StoreUnavailable(Exception):
     """The store cannot be used now: locked, full, unreadable, closed, or not a store at all. One line that says what, where and what to do.
 
     After a failed append the head says whether it was stored: a commit that an input/output error interrupted may have been either.
@@ -47,7 +49,7 @@ class StoreDamaged(StoreUnavailable):
     """The store holds two different values under one digest, or its file is malformed."""
 
 
-class Conflict(Exception):  # noqa: N818 - as above; and it is no error but news
+class Conflict(Exception):
     """The head of the run is not what the writer expected; `actual` is None where the run has no records."""
 
     def __init__(self, run_id: str, expected: int, actual: int | None) -> None:
@@ -56,7 +58,7 @@ class Conflict(Exception):  # noqa: N818 - as above; and it is no error but news
         self.run_id, self.expected, self.actual = run_id, expected, actual
 
 
-class PayloadMissing(LookupError):  # noqa: N818 - as above
+class PayloadMissing(LookupError):
     """A value that a record refers to is not in the store."""
 
     def __init__(self, run_id: str, digest: str) -> None:
@@ -70,7 +72,7 @@ class Submission(NamedTuple):
     run_id: str
     expected: int
     rows: tuple[Row, ...]
-    payloads: Mapping[str, bytes]
+    payloads: Mapping[Digest, bytes]
     create: bool
 
 
@@ -81,11 +83,11 @@ class Log(ABC):
     a fork begins after its parent's position, so any number may be expected there.
     """
 
-    def append(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes] = NO_PAYLOADS, *, create: bool = False) -> None:
+    def append(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes] = NO_PAYLOADS, *, create: bool = False) -> None:
         """Stores rows and payloads in one transaction and returns when they are durable. Raises `Conflict`."""
         self._append(_checked(run_id, expected, rows, payloads, create=create))
 
-    def submit(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes] = NO_PAYLOADS, *, create: bool = False) -> "Future[None]":
+    def submit(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes] = NO_PAYLOADS, *, create: bool = False) -> "Future[None]":
         """`append` without waiting. The future cannot be cancelled: what is submitted will be stored or refused.
 
         Its callbacks run in the thread that writes and must not wait for the log.
@@ -109,7 +111,7 @@ class Log(ABC):
         """A value stored beside the records; raises `PayloadMissing`."""
 
     @abstractmethod
-    def payloads(self, run_id: str) -> dict[str, bytes]:
+    def payloads(self, run_id: str) -> dict[Digest, bytes]:
         """All of them, by digest, in one query."""
 
     @abstractmethod
@@ -135,7 +137,7 @@ class Log(ABC):
     def _submit(self, submission: Submission) -> "Future[None]": ...
 
 
-def _checked(run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes], *, create: bool) -> Submission:
+def _checked(run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes], *, create: bool) -> Submission:
     first = expected + 1
     if not rows or any(row.position != position for position, row in enumerate(rows, first)):
         raise ValueError(f"the rows of run {run_id} must be numbered from {first}, not {[row.position for row in rows]}")
@@ -153,8 +155,8 @@ def check_head(submission: Submission, head: int | None) -> None:
         raise Conflict(submission.run_id, submission.expected, head)
 
 
-def is_stored(submission: Submission, digest: str, stored: bytes | None) -> bool:
+def is_stored(submission: Submission, digest: Digest, stored: bytes | None) -> bool:
     """Whether a payload needs no storing; what its digest already names must be the same bytes."""
     if stored is not None and stored != submission.payloads[digest]:
-        raise StoreDamaged(f"run {submission.run_id} holds another value under the digest {digest}: run `refold doctor`, and restore the store from a copy")
+        raise StoreDamaged(f"run {submission.run_id} holds another value under the digest {digest}: export what can still be read, and restore the store from a copy")
     return stored is not None

@@ -3,8 +3,6 @@
 `classify` is asked by the shell before it appends; everything else is derived.
 """
 
-from typing import Any
-
 import msgspec
 
 from refold.events import facts as f
@@ -32,7 +30,9 @@ def classify(response: Response, turn: int) -> f.FinalProposed | f.ToolCallsRequ
     if output.stop_reason == "context_overflow":
         return f.ModelInterrupted(cause="invalid", detail="the request was longer than the model can read", **fields)
     if output.calls and output.stop_reason == "length":
-        return f.ModelInterrupted(cause="length", detail="the response was cut off at the output limit, so none of its calls was run; call again with smaller arguments", **fields)
+        return f.ModelInterrupted(
+            cause="length", detail="the response was cut off at the output limit, so none of its calls was run; call again with smaller arguments", **fields
+        )
     if (fault := _fault(response)) is not None:
         return f.ModelInterrupted(cause="invalid", detail=fault, **fields)
     return f.ToolCallsRequested(**fields) if output.calls else f.FinalProposed(**fields)
@@ -109,5 +109,3 @@ def _claimed(run: Run, output: f.FinalProposed, verdict: f.AnswerChecked) -> f.D
         return f.FinalRejected(because="complaints", complaints=verdict.complaints)
     detail = "answered in the last turn that the budget allowed" if run.open.wrap_up else ""
     return f.RunCompleted(answer_at=run.open.position, reason="no_evidence" if output.no_evidence else None, detail=detail)
-
-

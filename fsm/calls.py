@@ -4,12 +4,13 @@ from collections import Counter
 from typing import Final
 
 from refold.events import facts as f
+from refold.events.chain import signature_of
 from refold.events.codec import Stamp
 from refold.events.words import Kind
 from refold.fsm import limits
 from refold.fsm.guards import ASK_USER
 from refold.fsm.timing import tool_delay
-from refold.projections.run import Call, Run, signature_of
+from refold.projections.run import Call, Run
 
 TOOL_ERRORS: Final[frozenset[Kind]] = frozenset(("execution_failed", "timeout", "invalid_result"))
 """What `on_tool_error="stop"` means."""
@@ -41,14 +42,15 @@ def collecting(run: Run) -> f.Derived | None:
 
 def _refusal(run: Run, call: Call, check: f.Check, performing: int, seen: int, repeats: int | None) -> f.Derived | None:
     if check.kind != "success":
-        again = " It was refused before with the same arguments: do not repeat it." if run.decisions[-2:-1] == run.decisions[-1:] != () else ""
-        return f.ToolRejected(call=call.id, kind=check.kind, message=check.message + again)
+        return f.ToolRejected(call=call.id, kind=check.kind, message=check.message + _again(run))
     assert run.open is not None
     if run.open.wrap_up:
         return f.ToolRejected(call=call.id, kind="limit_reached", message="this was the last turn, for the answer alone; no tool runs any more")
     left = limits.tool_calls_left(run)
     if left is not None and call.name != ASK_USER and performing >= left:
-        return f.ToolRejected(call=call.id, kind="limit_reached", message=f"the limit of {run.budgets.max_tool_calls} tool calls is reached; answer with what you have")
+        return f.ToolRejected(
+            call=call.id, kind="limit_reached", message=f"the limit of {run.budgets.max_tool_calls} tool calls is reached; answer with what you have"
+        )
     if repeats is not None:
         message = f"the last {repeats} decisions repeat; the run ends here. A tool that may repeat is declared with repeatable=True"
         return f.DuplicateActionBlocked(call=call.id, times=run.policy.cycle_repeats, message=message)
@@ -57,6 +59,13 @@ def _refusal(run: Run, call: Call, check: f.Check, performing: int, seen: int, r
         return None
     message = f"{call.name} already ran {times} time{'s' * (times != 1)} with these arguments, and nothing has changed since: change the plan. A tool that may repeat is declared with repeatable=True"
     return f.DuplicateActionBlocked(call=call.id, times=times, message=message)
+
+
+def _again(run: Run) -> str:
+    """What is added for a model that sends what was just refused: the same words would be read as an invitation to try once more."""
+    latest = run.decisions[-1:]
+    times = next((n for n, decision in enumerate(reversed(run.decisions)) if (decision,) != latest), len(run.decisions))
+    return f" This was refused {times} times in a row, with the same arguments each time: do not repeat it." if times > 1 else ""
 
 
 def performed_before(run: Run, check: f.Check) -> int:

@@ -15,7 +15,8 @@ from refold.fsm import answers, calls, limits
 from refold.fsm.machine import EDGES, Cursor, fire
 from refold.fsm.revisions import SUPPORTED, UnsupportedEngine
 from refold.fsm.timing import retry_delay
-from refold.projections.run import Run, request_digest
+from refold.projections.messages import request_digest
+from refold.projections.run import Run
 from refold.projections.transcript import waiting
 
 
@@ -149,7 +150,10 @@ def _injecting(run: Run, stamp: Stamp) -> f.Derived:
     closed = run.open.closed if run.open is not None else None
     if run.failure is not None:
         error = run.failure.error
-        return f.RunFailed(reason="max_provider_retries", detail=f"the provider failed {run.policy.max_provider_retries + 1} times; the last time with {error.type}: {error.message}")
+        return f.RunFailed(
+            reason="max_provider_retries",
+            detail=f"the provider failed {run.policy.max_provider_retries + 1} times; the last time with {error.type}: {error.message}",
+        )
     if isinstance(closed, f.FinalRejected) and closed.because == "validator_failed":
         return f.RunFailed(reason="validator", detail="; ".join(closed.complaints))
     errors = run.spent.model_errors

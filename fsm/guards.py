@@ -115,7 +115,14 @@ def accepts_the_rest(run: Run, fact: f.Fact) -> bool:
 
 def needs_approval(run: Run, fact: f.Fact) -> bool:
     call = _call(run, fact)
-    return call is not None and call.phase == "accepted" and call.check is not None and call.check.approval and isinstance(fact, f.ApprovalRequested) and fact.digest == call.check.digest
+    return (
+        call is not None
+        and call.phase == "accepted"
+        and call.check is not None
+        and call.check.approval
+        and isinstance(fact, f.ApprovalRequested)
+        and fact.digest == call.check.digest
+    )
 
 
 def is_a_question(run: Run, fact: f.Fact) -> bool:

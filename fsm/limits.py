@@ -93,7 +93,7 @@ def is_last_turn(run: Run) -> bool:
     return run.told_limit > 0
 
 
-def micros(seconds: int | float) -> int:
+def micros(seconds: float) -> int:
     """Seconds as whole microseconds, without a detour over binary fractions."""
     return int(Decimal(str(seconds)) * 1_000_000)
 

@@ -13,7 +13,8 @@ from refold.events import facts as f
 from refold.events.codec import FACTS, Edge, Record, Stamp
 from refold.events.words import STATES, RunId, State
 from refold.fsm import guards, limits
-from refold.projections.run import Run, evolve
+from refold.projections.evolve import evolve
+from refold.projections.run import Run
 
 Requires = Callable[[Run, f.Fact], bool]
 Limit = Callable[[Run, Stamp], limits.Exceeded | None]
@@ -43,7 +44,9 @@ _DONE: Final = "done"
 _LIVE: Final[tuple[State, ...]] = (_IDLE, _STREAMING, _COLLECTING, _EXECUTING, _INJECTING)
 
 
-def _rows(fact: type[f.Fact], sources: State | tuple[State, ...], target: State | None = None, *requires: Requires, limits: tuple[Limit, ...] = ()) -> list[Row]:
+def _rows(
+    fact: type[f.Fact], sources: State | tuple[State, ...], target: State | None = None, *requires: Requires, limits: tuple[Limit, ...] = ()
+) -> list[Row]:
     """The rows of one fact: from each source to `target`, or internal where there is none."""
     kind: Literal["input", "derived"] = "input" if fact.INPUT else "derived"
     return [Row(fact.TAG, source, target, kind, requires, limits) for source in ((sources,) if isinstance(sources, str) else sources)]
@@ -199,7 +202,7 @@ def build(table: tuple[Row, ...]) -> Machine:
         raise ValueError(f"no row for {', '.join(sorted(missing))}")
     machine = Machine(model=None, states=list(STATES), initial="idle", auto_transitions=False, send_event=True, queued=False, before_state_change=[_collect])
     for row in table:
-        conditions = [*map(_condition, row.requires), *map(_limit, row.limits)]
+        conditions: list[str | Callable[..., bool | None]] = [*map(_condition, row.requires), *map(_limit, row.limits)]
         machine.add_transition(row.trigger, row.source, row.target, conditions=conditions)
     return machine
 
@@ -221,7 +224,8 @@ def compile_rows(machine: Machine, table: tuple[Row, ...]) -> Mapping[str, Mappi
     edges: dict[str, dict[str, Compiled]] = {state: {} for state in STATES}
     for trigger, event in machine.events.items():
         for source, (transition,) in event.transitions.items():
-            assert not (transition.before or transition.after or transition.prepare), f"{trigger} from {source} has a callback beside the hook"
+            callbacks = [*transition.before, *transition.after, *transition.prepare]
+            assert not callbacks, f"{trigger} from {source} has a callback beside the hook"
             row = rows[source, trigger]  # type: ignore[index]
             target: State = transition.dest or source  # type: ignore[assignment]
             edges[source][trigger] = Compiled(target, row.requires, row.limits)

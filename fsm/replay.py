@@ -58,7 +58,7 @@ def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None
     try:
         for batch in batches:
             events += len(batch)
-            found, run, records = _batch(run, batch, load, ask)
+            found, run, records = _batch(run, batch, ask)
             derived += records
             first = first or found
             if found is not None and found.derived is not None and found.recorded is not None and found.field != "digest":
@@ -93,9 +93,13 @@ def _batches(rows: Iterable[Stored], load: Load) -> Iterator[list[Record]]:
         try:
             record = read(stored, load)
         except Unreadable as error:
-            raise _Broken(Divergence(position=position, field="bytes", recorded=error.why, derived=None, cause="environment: the stored bytes cannot be read")) from error
+            raise _Broken(
+                Divergence(position=position, field="bytes", recorded=error.why, derived=None, cause="environment: the stored bytes cannot be read")
+            ) from error
         except LookupError as error:
-            raise _Broken(Divergence(position=position, field="data", recorded=str(error), derived=None, cause="environment: a stored value is missing")) from error
+            raise _Broken(
+                Divergence(position=position, field="data", recorded=str(error), derived=None, cause="environment: a stored value is missing")
+            ) from error
         if batch and record.batch != batch[0].batch:
             yield batch
             batch = []
@@ -104,11 +108,11 @@ def _batches(rows: Iterable[Stored], load: Load) -> Iterator[list[Record]]:
         yield batch
 
 
-def _batch(run: Run, recorded: list[Record], load: Load, ask: Ask | None) -> tuple[Divergence | None, Run, list[Record]]:
+def _batch(run: Run, recorded: list[Record], ask: Ask | None) -> tuple[Divergence | None, Run, list[Record]]:
     """One batch again: the first difference, the run behind it and the records as derived."""
     first = recorded[0]
-    given = [record.fact for record in recorded if record.fact.INPUT]
-    inputs: Sequence[f.Input] = ask(run, given) if ask is not None else given  # type: ignore[arg-type]
+    given: list[f.Input] = [record.fact for record in recorded if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
+    inputs = ask(run, given) if ask is not None else given
     batch = decide(run, inputs, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
     derived = _written(run, batch)
     stored = {record.position: record for record in recorded}
@@ -182,7 +186,7 @@ def _short(value: Any) -> Any:
 
 def _cause(recorded: Record, derived: Record, field: str) -> str:
     """The class of a difference, as far as the two records tell."""
-    head, mark, rest = recorded.stored.rpartition(chain.MARK)
+    _, mark, rest = recorded.stored.rpartition(chain.MARK)
     if not mark or field == "digest" or len(rest) != chain.DIGEST_LENGTH + 2:
         return "environment: the stored bytes were changed after they were written"
     if recorded.type != derived.type and {recorded.type, derived.type} & {"run_stopped", "tool_closed"}:

@@ -14,5 +14,7 @@ class UnsupportedEngine(Exception):
     """A run of rules that this version does not know."""
 
     def __init__(self, engine: int) -> None:
-        super().__init__(f"the run was made under engine {engine}, and this version of refold derives only {', '.join(map(str, sorted(SUPPORTED)))}; use the version that made it")
+        super().__init__(
+            f"the run was made under engine {engine}, and this version of refold derives only {', '.join(map(str, sorted(SUPPORTED)))}; use the version that made it"
+        )
         self.engine = engine

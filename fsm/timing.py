@@ -11,7 +11,7 @@ LONGEST_DELAY_US: Final = 30_000_000
 FIRST_TOOL_DELAY_US: Final = 50_000
 
 
-def retry_delay(run: Run, attempt: int, retry_after_s: int | float | None) -> int:
+def retry_delay(run: Run, attempt: int, retry_after_s: float | None) -> int:
     """Microseconds before attempt `attempt + 1` of a request: what the provider asked for, else doubling with jitter."""
     if retry_after_s is not None:
         return micros(retry_after_s)

@@ -94,7 +94,7 @@ class Index:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Index({ {key: self.places(key) for key in self.keys()} })"  # noqa: SIM118 - not a dict
+        return f"Index({ {key: self.places(key) for key in self.keys()} })"
 
 
 def _order(noted: tuple[int, int]) -> int:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from refold.events.words import Kind
+from refold.events.chain import digest_of
+from refold.events.words import Digest, Kind
 
 REPEATED_MAX: Final = 8_192
 """Characters of refused arguments that later requests still repeat: the model would be paid for reading them again and again."""
@@ -102,3 +103,8 @@ def size_of(messages: tuple[Message, ...]) -> int:
 def tokens_of(size: int) -> int:
     """An estimate in integer arithmetic: four bytes a token, rounded up."""
     return -(-size // 4)
+
+
+def request_digest(before: Digest, messages: tuple[Message, ...]) -> Digest:
+    """The digest of a request: that of the one before, extended by the messages it adds."""
+    return digest_of(before.encode("ascii") + b"".join(encode(message) for message in messages))

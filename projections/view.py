@@ -89,7 +89,10 @@ def message_json(message: Message, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"role": "tool", "call_id": message.call_id, "name": message.name, "kind": message.kind, "content": message.content}
     made: dict[str, Any] = {"role": message.role, "text": message.text}
     if message.calls:
-        made["calls"] = [{"id": call.id, "name": call.name, "arguments": arguments.get(call.id, call.arguments_text), "provider_id": call.provider_id} for call in message.calls]
+        made["calls"] = [
+            {"id": call.id, "name": call.name, "arguments": arguments.get(call.id, call.arguments_text), "provider_id": call.provider_id}
+            for call in message.calls
+        ]
     return made
 
 

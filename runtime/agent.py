@@ -105,7 +105,9 @@ class Agent:
         """`resume` for scripts. Raises RuntimeError inside a running event loop."""
         return _outside_loop("resume", lambda: self.resume(run_id, store=store, own_loop=True))
 
-    async def stream(self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "continue") -> AsyncIterator[Streamed]:
+    async def stream(
+        self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "continue"
+    ) -> AsyncIterator[Streamed]:
         """Run, giving live parts and committed records as they come, in one order.
 
         Where whoever listens goes away, the run goes on without (`continue`) or is cancelled (`cancel`).

@@ -65,7 +65,7 @@ def revive(tool: Tool, canonical: str) -> BaseModel | dict[str, Any]:
         raise ValueError(_joined(_complaints(error))) from None
 
 
-class _Refused(Exception):  # noqa: N818 - the word of what follows
+class _Refused(Exception):
     """Why; `with_fields` where a list of the tool's parameters would help."""
 
     def __init__(self, why: str, *, with_fields: bool = False) -> None:

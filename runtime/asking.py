@@ -6,7 +6,7 @@ Every way a stream can end is here: complete, failed, broken, silent, out of tim
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from refold.events import facts as f
 from refold.events.words import Reason
@@ -52,9 +52,9 @@ class _Stream:
                 self.show(part)
                 if isinstance(part, p.UsageUpdated) and self._overspent(part):
                     return "tokens"
-        except p.ModelError:
+        except (p.ModelError, asyncio.CancelledError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise p.ModelError(type(error).__name__, describe(error), retryable=False) from error
         return "complete" if self.assembler.finished is not None else "broken"
 
@@ -83,11 +83,11 @@ async def ask(
         case "complete":
             return answers.classify(stream.assembler.response(request, estimated_input, elapsed_us), request.turn)
         case "silent":
-            error = p.ModelError("idle_timeout", f"the model was silent for {allowance.idle_s} s", retryable=True)
-            return _failed(error, stream.assembler, elapsed_us)
+            silent = p.ModelError("idle_timeout", f"the model was silent for {allowance.idle_s} s", retryable=True)
+            return _failed(silent, stream.assembler, elapsed_us)
         case "broken":
-            error = p.ModelError("stream_broken", "the stream ended without saying why", retryable=True)
-            return _failed(error, stream.assembler, elapsed_us)
+            broken = p.ModelError("stream_broken", "the stream ended without saying why", retryable=True)
+            return _failed(broken, stream.assembler, elapsed_us)
         case "cancelled" | "limit" | "tokens":
             return _cut(ended, stream.assembler.response(request, estimated_input, elapsed_us).output, allowance)
 
@@ -98,12 +98,15 @@ async def _end(taking: "asyncio.Task[End]", stream: _Stream, stop: "asyncio.Futu
     stream.seen = loop.time()
     idle_s, allowed_s = stream.allowance.idle_s, stream.allowance.seconds
     until = loop.time() + allowed_s if allowed_s is not None else None
+    either: set[asyncio.Future[Any]] = {taking, stop}
     while True:
         now = loop.time()
         silent_at = stream.seen + idle_s if idle_s is not None else None
         ends = [moment for moment in (until, silent_at) if moment is not None]
-        await asyncio.wait({taking, stop}, timeout=max(0.0, min(ends) - now) if ends else None, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, timeout=max(0.0, min(ends) - now) if ends else None, return_when=asyncio.FIRST_COMPLETED)
         if taking.done():
+            if taking.cancelled():  # not by us: it raised the exception itself, and nobody cancelled the run
+                raise p.ModelError("CancelledError", "the stream was cancelled by the model itself", retryable=False)
             return taking.result()
         if stop.done():
             return "cancelled"

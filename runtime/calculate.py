@@ -18,7 +18,9 @@ ROUNDED_DIGITS: Final = 30
 """Significant digits of a result that has no finite decimal form."""
 
 BITS_MAX: Final = DIGITS_MAX * 10 // 3
-TOKEN: Final = re.compile(r"\s*(?:(?P<number>(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?)|(?P<name>[a-z]+)|(?P<sign>\*\*|//|[-+*/%(),]))")
+TOKEN: Final = re.compile(
+    r"\s*(?:(?P<number>(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?)|(?P<name>[a-z]+)|(?P<sign>\*\*|//|[-+*/%(),]))"
+)
 SIGNS: Final = str.maketrans({"−": "-", "–": "-", "×": "*", "·": "*", "÷": "/"})
 
 FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Fraction]]]] = {
@@ -52,7 +54,9 @@ class _Parser:
         while at < len(text):
             found = TOKEN.match(text, at)
             if not found or found.lastgroup is None:
-                raise ValueError(f"cannot read the expression at {text[at:].strip()[:20]!r}; it may hold numbers, + - * / // % ** and parentheses, {', '.join(FUNCTIONS)}")
+                raise ValueError(
+                    f"cannot read the expression at {text[at:].strip()[:20]!r}; it may hold numbers, + - * / // % ** and parentheses, {', '.join(FUNCTIONS)}"
+                )
             self._tokens.append((found.lastgroup, found[found.lastgroup]))
             at = found.end()
         self._at = self._depth = 0

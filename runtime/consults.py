@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from refold.events import facts as f
+from refold.events.chain import signature_of
 from refold.events.words import CallId, Digest
 from refold.fsm.guards import ASK_USER
-from refold.projections.run import Run, signature_of
+from refold.projections.run import Run
 from refold.runtime.arguments import Invalid, validate
 from refold.runtime.text import whole
 from refold.runtime.tools import Tool
@@ -51,7 +52,9 @@ class Consults:
             return f.Check(call=call.id, kind="invalid_arguments", message=valid.message, signature=raw, effect=tool.effect)
         if tool is self.asks:
             question = str(valid.arguments["question"])
-            return f.Check(call=call.id, arguments=valid.canonical, signature=signature_of([tool.name, valid.canonical]), effect="read", question=question, repeatable=True)
+            return f.Check(
+                call=call.id, arguments=valid.canonical, signature=signature_of([tool.name, valid.canonical]), effect="read", question=question, repeatable=True
+            )
         return self._policy(call.id, tool, valid.canonical, valid.arguments)
 
     def _policy(self, call: CallId, tool: Tool, canonical: str, arguments: dict[str, Any]) -> f.Check:
@@ -97,7 +100,11 @@ def approval_digest(signature: Digest, tool: Tool) -> Digest:
 
 
 def _why(tool: Tool) -> str:
-    return "the tool always needs approval" if tool.approval == "always" else f"the tool's rule {getattr(tool.approval, '__name__', 'predicate')} asks for approval of these arguments"
+    return (
+        "the tool always needs approval"
+        if tool.approval == "always"
+        else f"the tool's rule {getattr(tool.approval, '__name__', 'predicate')} asks for approval of these arguments"
+    )
 
 
 def describe(error: BaseException) -> str:

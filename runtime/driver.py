@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -151,8 +151,9 @@ class Driver:
                 on_late=late.hear,
             )
         )
+        either: set[asyncio.Future[Any]] = {performing, self._stop}
         try:
-            await asyncio.wait({performing, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not performing.done():
                 performing.cancel()
@@ -230,5 +231,3 @@ def _missing(effect: RunTool) -> f.ToolFailed:
     """The agent that resumes the run has no such tool any more."""
     message = f"the tool {effect.name} was there when the run began, and this agent does not have it"
     return f.ToolFailed(call=effect.call, kind="execution_failed", message=message, error="MissingTool", performed="no", attempt=effect.attempt)
-
-

@@ -25,8 +25,63 @@ RACY_NS: Final = 2_000_000_000
 WEIGHTS: Final = "6.0, 3.0, 1.0"
 """What a word counts in title and id, in the headings, in the text."""
 STOP_WORDS: Final = frozenset(
-    "a an and are as at be been by can could did do does for from had has have how i in is it its of on or our shall should that the their there these they this to was we "
-    "were what when where which who whom whose why will with would you your".split()
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "been",
+        "by",
+        "can",
+        "could",
+        "did",
+        "do",
+        "does",
+        "for",
+        "from",
+        "had",
+        "has",
+        "have",
+        "how",
+        "i",
+        "in",
+        "is",
+        "it",
+        "its",
+        "of",
+        "on",
+        "or",
+        "our",
+        "shall",
+        "should",
+        "that",
+        "the",
+        "their",
+        "there",
+        "these",
+        "they",
+        "this",
+        "to",
+        "was",
+        "we",
+        "were",
+        "what",
+        "when",
+        "where",
+        "which",
+        "who",
+        "whom",
+        "whose",
+        "why",
+        "will",
+        "with",
+        "would",
+        "you",
+        "your",
+    ]
 )
 
 TABLES: Final = """
@@ -180,7 +235,9 @@ class Index:
         self._add(source)
 
     def _forget(self, doc_id: str) -> None:
-        self._db.execute("insert into words (words, rowid, names, heading, text) select 'delete', id, names, heading, text from parts where doc_id = ?", (doc_id,))
+        self._db.execute(
+            "insert into words (words, rowid, names, heading, text) select 'delete', id, names, heading, text from parts where doc_id = ?", (doc_id,)
+        )
         self._db.execute("delete from parts where doc_id = ?", (doc_id,))
         self._db.execute("delete from titles where doc_id = ?", (doc_id,))
         self._db.execute("delete from documents where doc_id = ?", (doc_id,))
@@ -192,15 +249,25 @@ class Index:
             document = parse(source, read_bytes(source))
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
-        row = (document.content_hash, source.mtime_ns, document.title, _json(document.fields), _json(document.notes)) if document else ("", source.mtime_ns, "", "{}", "[]")
-        self._db.execute("insert into documents values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (source.doc_id, str(source.root), source.signature, seen_ns, *row, reason))
+        row = (
+            (document.content_hash, source.mtime_ns, document.title, _json(document.fields), _json(document.notes))
+            if document
+            else ("", source.mtime_ns, "", "{}", "[]")
+        )
+        self._db.execute(
+            "insert into documents values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (source.doc_id, str(source.root), source.signature, seen_ns, *row, reason)
+        )
         if document:
             names = _names(document)
             self._db.execute("insert into titles values (?, ?)", (source.doc_id, names))
             rows = [(source.doc_id, part.number, names, part.heading, part.text) for part in document.parts]
             first = self._db.execute("select coalesce(max(id), 0) from parts").fetchone()[0]
-            self._db.executemany("insert into parts (id, doc_id, number, names, heading, text) values (?, ?, ?, ?, ?, ?)", ((first + n, *row) for n, row in enumerate(rows, 1)))
-            self._db.executemany("insert into words (rowid, names, heading, text) values (?, ?, ?, ?)", ((first + n, *row[2:]) for n, row in enumerate(rows, 1)))
+            self._db.executemany(
+                "insert into parts (id, doc_id, number, names, heading, text) values (?, ?, ?, ?, ?, ?)", ((first + n, *row) for n, row in enumerate(rows, 1))
+            )
+            self._db.executemany(
+                "insert into words (rowid, names, heading, text) values (?, ?, ?, ?)", ((first + n, *row[2:]) for n, row in enumerate(rows, 1))
+            )
 
 
 def query_terms(query: str) -> list[str]:

@@ -13,8 +13,9 @@ from typing import Final
 
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp, read, write
+from refold.events.payloads import Load
 from refold.events.storage import Conflict, Log, Row, StoreUnavailable
-from refold.events.words import RunId
+from refold.events.words import Digest, RunId
 from refold.fsm.decide import Batch, decide
 from refold.fsm.machine import empty, step
 from refold.projections.messages import Message
@@ -30,11 +31,11 @@ class UnknownRun(LookupError):
     """There is no such run in the store."""
 
 
-class LostOwnership(Exception):  # noqa: N818 - news for the driver, not a fault
+class LostOwnership(Exception):
     """Another driver took over, or the run ended: append nothing, perform nothing."""
 
 
-class TooManyConflicts(Exception):  # noqa: N818 - as above
+class TooManyConflicts(Exception):
     """Others appended faster than a command could be decided."""
 
 
@@ -122,7 +123,7 @@ class Journal:
         append = self._appended if self._own_loop else self.log.submit
         return batch, records, append(run.id, run.position, rows, payloads, create=run.position == 0)
 
-    def _appended(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[str, bytes], *, create: bool) -> "Future[None]":
+    def _appended(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes], *, create: bool) -> "Future[None]":
         """An append made here and now, as the future that it would have been."""
         future: Future[None] = Future()
         try:
@@ -151,10 +152,10 @@ def stamp(clock: Clock, run: Run) -> Stamp:
     return Stamp(at=max(now, run.at), driver=WHO, stepped_back_us=max(0, run.at - now))
 
 
-def written(run: Run, batch: Batch) -> tuple[list[Record], dict[str, bytes]]:
+def written(run: Run, batch: Batch) -> tuple[list[Record], Mapping[Digest, bytes]]:
     """The records of a batch, chained to the run's head, and the payloads they refer to."""
     records: list[Record] = []
-    payloads: dict[str, bytes] = {}
+    payloads: dict[Digest, bytes] = {}
     before = run.head
     for position, edge in enumerate(batch.edges, run.position + 1):
         record, large = write(edge, run=run.id, position=position, batch=run.position + 1, stamp=batch.stamp, before=before)
@@ -164,13 +165,13 @@ def written(run: Run, batch: Batch) -> tuple[list[Record], dict[str, bytes]]:
     return records, payloads
 
 
-def loader(log: Log, run_id: str, *, many: bool) -> Callable[[str], bytes]:
+def loader(log: Log, run_id: str, *, many: bool) -> Load:
     """Payloads by digest: all at once for a long tail, one by one for a short one."""
     if not many:
         return lambda digest: log.payload(run_id, digest)
-    held: dict[str, bytes] = {}
+    held: dict[Digest, bytes] = {}
 
-    def load(digest: str) -> bytes:
+    def load(digest: Digest) -> bytes:
         if not held:
             held.update(log.payloads(run_id))
         return held[digest] if digest in held else log.payload(run_id, digest)
@@ -203,5 +204,3 @@ USER: Final = _who()
 HOST: Final = socket.gethostname()
 WHO: Final = f"{USER}@{HOST}:{os.getpid()}"
 """Who appends: user, host and process."""
-
-

@@ -82,4 +82,3 @@ def _declared(agent: Agent, setup: f.Setup) -> f.Setup:
     """What the run was begun with, as the agent would declare tools, instructions and validators today; its settings stay the run's own."""
     today = agent.declared()
     return msgspec.structs.replace(setup, instructions=today.instructions, tools=today.tools, validators=today.validators, answer_schema=today.answer_schema)
-

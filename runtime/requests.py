@@ -39,5 +39,3 @@ def notice(run: Run) -> str:
     if budgets.max_tokens is not None:
         left.append(f"{max(0, budgets.max_tokens - spent.tokens)} tokens")
     return f"Budget left: {', '.join(left)}." if left else ""
-
-

@@ -60,10 +60,17 @@ class Library:
         with self._lock:
             self._index.refresh()
             hits, counts = self._index.search(terms, max(1, min(limit, SEARCH_RESULTS_MAX)))
-            found = {"query": query[:QUERY_CHARS_MAX], "results": [self._result(hit) for hit in hits], "parts_with_word": counts, "parts_total": self._index.size()}
+            found = {
+                "query": query[:QUERY_CHARS_MAX],
+                "results": [self._result(hit) for hit in hits],
+                "parts_with_word": counts,
+                "parts_total": self._index.size(),
+            }
             skipped = self._index.skipped
         if skipped:
-            found["skipped_files"] = [f"{one.path}: {one.reason}" for one in skipped[:SKIPPED_LISTED_MAX]] + ([f"and {len(skipped) - SKIPPED_LISTED_MAX} more"] if len(skipped) > SKIPPED_LISTED_MAX else [])
+            found["skipped_files"] = [f"{one.path}: {one.reason}" for one in skipped[:SKIPPED_LISTED_MAX]] + (
+                [f"and {len(skipped) - SKIPPED_LISTED_MAX} more"] if len(skipped) > SKIPPED_LISTED_MAX else []
+            )
         return found
 
     def read(self, doc_id: str, part: int | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -136,7 +143,15 @@ class Library:
         if entry is None:
             raise ValueError(f"the index lost {hit.doc_id}; delete it and search again")
         evidence = {name: value for name, value in self._evidence(entry).items() if name in ("status", "date", "version", "superseded_by")}
-        return {"id": f"{hit.doc_id}#{hit.part}", "doc_id": hit.doc_id, "part": hit.part, "title": entry.title, "heading": hit.heading, "snippet": hit.snippet, **evidence}
+        return {
+            "id": f"{hit.doc_id}#{hit.part}",
+            "doc_id": hit.doc_id,
+            "part": hit.part,
+            "title": entry.title,
+            "heading": hit.heading,
+            "snippet": hit.snippet,
+            **evidence,
+        }
 
     def _evidence(self, entry: Entry) -> dict[str, Any]:
         """Version, date, status and successor, where the document states them; the file's own time and the hash of its content always.
@@ -157,7 +172,9 @@ class Library:
     def _successors(self, entry: Entry) -> list[str]:
         """The ids of the documents that supersede this one; what names none of ours stays as it was written."""
         value = next((entry.fields[name] for name in SUPERSEDED_FIELDS if entry.fields.get(name)), "")
-        return [self._resolve(name, entry.doc_id) for name in re.split(r"[,;\s]+", value.strip()) if name and name.lower() not in ("and", "none", "no", "-", "n/a")]
+        return [
+            self._resolve(name, entry.doc_id) for name in re.split(r"[,;\s]+", value.strip()) if name and name.lower() not in ("and", "none", "no", "-", "n/a")
+        ]
 
     def _resolve(self, name: str, beside: str) -> str:
         """`634` or `pep-634` beside `pep-0622` is `pep-0634`; a name may be relative to the folder of the document that gives it, and have a suffix."""
@@ -168,8 +185,18 @@ class Library:
                 return doc_id
         if number := re.search(r"([0-9]+)$", stem):
             prefix = re.sub(r"[0-9]+$", "", beside)
-            if re.fullmatch(r".*?([0-9]+)", beside) and stem.removesuffix(number[1]).rstrip("-_ ").lower() in ("", prefix.rpartition("/")[2].rstrip("-_ ").lower()):
-                return next((doc_id for doc_id in self._index.ids() if doc_id.startswith(prefix) and doc_id[len(prefix) :].isdecimal() and int(doc_id[len(prefix) :]) == int(number[1])), name)
+            if re.fullmatch(r".*?([0-9]+)", beside) and stem.removesuffix(number[1]).rstrip("-_ ").lower() in (
+                "",
+                prefix.rpartition("/")[2].rstrip("-_ ").lower(),
+            ):
+                return next(
+                    (
+                        doc_id
+                        for doc_id in self._index.ids()
+                        if doc_id.startswith(prefix) and doc_id[len(prefix) :].isdecimal() and int(doc_id[len(prefix) :]) == int(number[1])
+                    ),
+                    name,
+                )
         return name
 
 

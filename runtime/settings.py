@@ -38,7 +38,7 @@ def _moment(text: str) -> str:
     return moment.astimezone(UTC).isoformat()
 
 
-def _whole(value: int | float) -> int | float:
+def _whole(value: float) -> int | float:
     """A whole number of seconds is an integer, however it was written."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -120,7 +120,7 @@ def _checked(section: str, field: str, text: str) -> Any:
     if field == "cycle_lengths" and isinstance(value, str):
         value = tuple(part.strip() for part in value.strip("[]()").split(",") if part.strip())
     try:
-        made = TypeAdapter(SECTIONS[section]).validate_python({field: value})
+        made: Any = TypeAdapter(SECTIONS[section]).validate_python({field: value})
     except ValidationError as error:
         raise WrongSetting(f"--set {section}.{field}={text}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     return getattr(made, field)
@@ -147,5 +147,3 @@ def _nearest(section: str, field: str) -> str:
     names = [f"{name}.{item.name}" for name, kind in SECTIONS.items() for item in fields(kind)]
     near = get_close_matches(f"{section}.{field}", names, n=1)
     return f"; did you mean {near[0]}?" if near else f"; the sections are {', '.join(SECTIONS)} and model"
-
-

@@ -10,8 +10,9 @@ from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.words import OWNERS, CallId, Kind
 from refold.fsm.machine import empty, step
+from refold.projections.evolve import rejection
 from refold.projections.messages import Message
-from refold.projections.run import Run, rejection
+from refold.projections.run import Run
 from refold.projections.transcript import said, waiting
 from refold.projections.view import answer_of, citations_of, message_json, pending_of, usage_of
 from refold.runtime.store import Store
@@ -60,7 +61,11 @@ class View:
                 self.observations.append(_told(record, kind, message))
             case _:
                 pass
-        closed = {call.id for call in before.calls if not call.open} if before.open is not None and self.run.open is not None and before.open.position == self.run.open.position else set()
+        closed = (
+            {call.id for call in before.calls if not call.open}
+            if before.open is not None and self.run.open is not None and before.open.position == self.run.open.position
+            else set()
+        )
         self.observations += [self._result(record, call_id) for call_id in (call.id for call in self.run.calls if not call.open) if call_id not in closed]
 
     def _result(self, record: Record, call_id: CallId) -> dict[str, Any]:

@@ -81,7 +81,9 @@ class Store:
     def answer_sync(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
         """Answer a question. Gives the call as it was. Raises ValueError for an answer that shows nothing."""
         said = _said(text, "answer")
-        return self._decide(run_id, call, "question", lambda run, asked: f.ClarificationReceived(call=asked.id, text=said, who=who, command_id=_id(command_id)), command_id)
+        return self._decide(
+            run_id, call, "question", lambda _, asked: f.ClarificationReceived(call=asked.id, text=said, who=who, command_id=_id(command_id)), command_id
+        )
 
     async def answer(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
         """Answer a question. Gives the call as it was."""
@@ -104,7 +106,9 @@ class Store:
 
     def deny_sync(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
         """Refuse a call and say why; wins over an approval that was not used yet."""
-        return self._decide(run_id, call, "denial", lambda run, asked: f.ApprovalDenied(call=asked.id, reason=whole(reason), who=who, command_id=_id(command_id)), command_id)
+        return self._decide(
+            run_id, call, "denial", lambda _, asked: f.ApprovalDenied(call=asked.id, reason=whole(reason), who=who, command_id=_id(command_id)), command_id
+        )
 
     async def deny(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
         """Refuse a call and say why; wins over an approval that was not used yet."""
@@ -113,7 +117,7 @@ class Store:
     def say_sync(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
         """A message that the next request shows, behind the results. Raises ValueError for one that shows nothing."""
         said = _said(text, "message")
-        self._live(run_id, lambda run: f.UserSaid(text=said, who=who, command_id=_id(command_id)), command_id)
+        self._live(run_id, lambda _: f.UserSaid(text=said, who=who, command_id=_id(command_id)), command_id)
 
     async def say(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
         """A message that the next request shows, behind the results."""
@@ -121,7 +125,7 @@ class Store:
 
     def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> None:
         """End a run. Whoever drives it closes its calls; where nobody does, that is done here."""
-        journal = self._live(run_id, lambda run: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id)
+        journal = self._live(run_id, lambda _: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id)
         if journal.run.state != "done" and journal.run.driver is None:
             journal.command_sync(lambda run: (attach(run),) if run.driver is None and run.state != "done" else ())
 
@@ -171,7 +175,7 @@ def asked(run: Run, name: str | None, kind: str) -> Call:
     if kind == "denial" and len(waiting := [call for call in open_calls if call.phase == "waiting"]) == 1:
         return waiting[0]
     if len(open_calls) > 1:
-        names = [call.id for call in open_calls]
+        names: list[str] = [call.id for call in open_calls]
         raise Ambiguous(f"run {run.id} waits for several: {', '.join(names)}; name one", names)
     return open_calls[0]
 
@@ -207,4 +211,3 @@ def _id(command_id: str | None) -> str:
 def open_store(url: str = "sqlite:///.refold/log.db", *, create: bool = True) -> Store:
     """The store at `sqlite:///PATH`, `memory:` or `postgresql://...`. Raises StoreUnavailable, or ValueError for another kind of URL."""
     return Store(open_log(url, create=create), url)
-

@@ -18,7 +18,7 @@ IDLE_MAX: Final = 4
 """Threads kept waiting for more work."""
 
 
-class NoThread(Exception):  # noqa: N818 - it says what is missing
+class NoThread(Exception):
     """The work was not begun: too many threads are stuck, or the system gives no more."""
 
 
@@ -105,7 +105,9 @@ class _Worker:
 class _Call(Generic[T]):
     """One piece of work: finished, or given up, whichever comes first."""
 
-    def __init__(self, context: contextvars.Context, work: Callable[[], T], loop: asyncio.AbstractEventLoop, on_late: Callable[[Returned[T] | Raised], None] | None) -> None:
+    def __init__(
+        self, context: contextvars.Context, work: Callable[[], T], loop: asyncio.AbstractEventLoop, on_late: Callable[[Returned[T] | Raised], None] | None
+    ) -> None:
         self.outcome: asyncio.Future[Returned[T] | Raised] = loop.create_future()
         self.context = context
         self._work, self._loop, self._on_late = work, loop, on_late
@@ -120,7 +122,7 @@ class _Call(Generic[T]):
             ended = Raised(error)
         with _lock:
             self._ended = ended
-            _stuck.discard(self)  # type: ignore[arg-type]  # a set of calls of any type
+            _stuck.discard(self)
 
     def deliver(self) -> None:
         """Tell the awaiter, from the thread."""

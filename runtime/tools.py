@@ -33,7 +33,7 @@ class RetryableToolError(Exception):
     """Raised by a handler: this attempt failed and another may work."""
 
 
-class NotPerformed(Exception):  # noqa: N818 - it says what did not happen, which need not be an error
+class NotPerformed(Exception):
     """Raised by a handler that knows that nothing happened, so that no doubt is left."""
 
 

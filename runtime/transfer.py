@@ -142,4 +142,3 @@ def audit_json(audit: Audit) -> dict[str, Any]:
     """The documented shape of `audit`."""
     made: dict[str, Any] = msgspec.to_builtins(audit)
     return made
-

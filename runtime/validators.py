@@ -41,7 +41,7 @@ class answer_is:  # noqa: N801 - reads as a word: validators=[answer_is(Rate)]
         self.__name__ = f"answer_is({model.__name__})"
         self.answer_schema: dict[str, Any] = model.model_json_schema()
 
-    def __call__(self, run: Run, answer: str, citations: tuple[str, ...]) -> list[str]:
+    def __call__(self, _run: Run, answer: str, _citations: tuple[str, ...]) -> list[str]:
         try:
             self.model.model_validate_json(answer, strict=True)
         except ValidationError as error:

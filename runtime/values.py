@@ -45,7 +45,7 @@ INTEGER_BOUND: Final = 10**DIGITS_MAX
 PATH_MAX: Final = 200
 
 
-class NotStorable(ValueError):  # noqa: N818 - it says what the value is
+class NotStorable(ValueError):
     """The value cannot be stored; the text names the type and the place, never the value."""
 
 

@@ -3,16 +3,17 @@
 Apart from the faults, which only break things; here is what must be true afterwards. For agents with a scripted model, whose twin says the same.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.storage import Log, StoreUnavailable
 from refold.events.words import RunId
 from refold.projections.messages import Message
-from refold.projections.run import Call, Run
-from refold.projections.view import usage_of
+from refold.projections.run import Call, Run, Tokens
 from refold.runtime.agent import Agent
 from refold.runtime.result import Result
 from refold.runtime.store import Store
@@ -59,7 +60,9 @@ class Outcome:
     status: str
     reason: str | None
     answer: str | None
-    usage: dict[str, Any]
+    reported: Tokens
+    estimated: Tokens
+    cost_usd: str
     turns: int
     tool_calls: int
     messages: tuple[Message, ...]
@@ -76,9 +79,9 @@ class Survived:
     heard: tuple[bytes, ...]
 
     @property
-    def doubts(self) -> frozenset[str]:
-        """Calls in doubt."""
-        return frozenset(message.call_id for message in self.outcome.messages if message.kind == "in_doubt")
+    def effects(self) -> dict[str, str]:
+        """What the tool of every call that was checked declares about its effect."""
+        return {check.call: check.effect for record in self.records if isinstance(record.fact, f.CallsChecked) for check in record.fact.checks}
 
 
 def fates(place: Place, fault: Fault) -> Iterator[Fate]:
@@ -112,7 +115,6 @@ def survive(trial: Trial, log: Log, fate: Fate | None = None) -> Survived:
 
 def _process(trial: Trial, log: Log, fate: Fate, heard: list[bytes]) -> Result:
     """One process: begin the run or take it up, and settle what waits for a human."""
-    import asyncio
 
     def hear(shown: object) -> None:
         if isinstance(shown, Record):
@@ -136,7 +138,9 @@ def _survived(fate: Fate, result: Result, stored: tuple[bytes, ...], heard: Sequ
         status=result.status,
         reason=result.reason,
         answer=result.answer,
-        usage=usage_of(run),
+        reported=run.spent.reported,
+        estimated=run.spent.estimated,
+        cost_usd=run.spent.cost_usd,
         turns=run.turn,
         tool_calls=run.spent.tool_calls,
         messages=tuple(transcript_of(records)),
@@ -145,19 +149,27 @@ def _survived(fate: Fate, result: Result, stored: tuple[bytes, ...], heard: Sequ
 
 
 def losses(survived: Survived, twin: Outcome) -> Iterator[str]:
-    """What a crash changed that it must not, a line each. A call in doubt that the twin's was not is told so, and may change nothing else."""
+    """What a crash changed that it must not, a line each. A side effect may have become in doubt where a process was lost, and that may change nothing else."""
     final = [record.stored for record in survived.records]
     if final[: len(survived.stored)] != list(survived.stored):
         yield "records that were stored when it struck are not in the log any more"
     if missing := set(survived.heard) - set(final):
         yield f"{len(missing)} records were told to a listener and are not in the log"
     yield from breaches_of(survived.records)
-    for name in ("status", "reason", "answer", "usage", "turns", "tool_calls"):
+    for name in ("status", "reason", "answer", "turns", "tool_calls", "cost_usd", "reported"):
         mine, its = getattr(survived.outcome, name), getattr(twin, name)
         if mine != its:
             yield f"{name} is {mine!r}, the twin's {its!r}"
+    if survived.outcome.messages == twin.messages and survived.outcome.estimated != twin.estimated:  # estimates follow the transcript
+        yield f"estimated is {survived.outcome.estimated!r}, the twin's {twin.estimated!r}"
     if len(survived.outcome.messages) != len(twin.messages):
         yield f"the transcript has {len(survived.outcome.messages)} messages, the twin's {len(twin.messages)}"
     for place, (mine, its) in enumerate(zip(survived.outcome.messages, twin.messages, strict=False)):
-        if mine != its and not (mine.kind == "in_doubt" and (mine.role, mine.call_id, mine.name) == (its.role, its.call_id, its.name)):
+        if mine != its and not (may_doubt(survived, mine) and (mine.call_id, mine.name) == (its.call_id, its.name)):
             yield f"message {place} is {mine!r}, the twin's {its!r}"
+
+
+def may_doubt(survived: Survived, message: Message) -> bool:
+    """Whether a result says that a side effect is in doubt, and its process was lost."""
+    lost = survived.fate.came and survived.fate.fault != "conflict"
+    return lost and message.kind == "in_doubt" and survived.effects.get(message.call_id) == "side_effect"

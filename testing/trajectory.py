@@ -8,14 +8,14 @@ from typing import Any, Final, Literal
 import msgspec
 
 from refold.events import facts as f
-from refold.events.chain import NOTHING
+from refold.events.chain import NOTHING, signature_of
 from refold.events.codec import Record, Stamp, write
 from refold.events.settings import Budgets, Policy, Seconds
 from refold.events.words import CallId, Digest, Effect, Kind, RunId
 from refold.fsm.audit import Audit, audit_rows
 from refold.fsm.decide import decide
 from refold.fsm.machine import empty, step
-from refold.projections.run import Run, signature_of
+from refold.projections.run import Run
 
 START: Final = 1_000_000_000_000_000
 """When a trajectory begins, in microseconds."""

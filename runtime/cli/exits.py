@@ -29,7 +29,7 @@ OF_STATUS: Final[dict[Status, int]] = {
 """What a command that drove a run exits with; one that is left running was parked by an interruption."""
 
 
-class Refused(Exception):  # noqa: N818 - what happened
+class Refused(Exception):
     """A command that is not done: one line that says why, and its exit code."""
 
     def __init__(self, line: str, code: int = USAGE) -> None:

@@ -147,7 +147,7 @@ class Cancel(Common):
 class Replay(Common):
     """refold replay"""
 
-    runs: list[str] = argument("RUN", "the runs to derive again", many=True)
+    runs: list[str] = argument("RUN", "the runs to derive again", many=True, optional=True)
     all: bool = switch("--all", "every run of the store")
     agent: str | None = option("--agent", "MODULE:NAME", "ask this agent's schemas, rules and validators again")
 
@@ -156,7 +156,7 @@ class Replay(Common):
 class Audit(Common):
     """refold audit"""
 
-    runs: list[str] = argument("RUN|FILE", "the runs, or exported files, to check", many=True)
+    runs: list[str] = argument("RUN|FILE", "the runs, or exported files, to check", many=True, optional=True)
     all: bool = switch("--all", "every run of the store")
 
 
@@ -185,7 +185,7 @@ class Import(Common):
 class Diagram(Common):
     """refold diagram"""
 
-    runs: list[str] = argument("RUN", "draw these runs over the machine", many=True)
+    runs: list[str] = argument("RUN", "draw these runs over the machine", many=True, optional=True)
     format: str = option("--format", "NAME", "mermaid, dot or svg", default="mermaid")
 
 

@@ -16,7 +16,7 @@ OPTION: Final = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?", re.DOTALL)
 T = TypeVar("T")
 
 
-class Misused(Exception):  # noqa: N818 - what happened
+class Misused(Exception):
     """A command line that says nothing that can be done: one line that says why, and what to type instead."""
 
 
@@ -46,7 +46,7 @@ class Option:
 
 def argument(metavar: str, text: str, *, optional: bool = False, many: bool = False) -> Any:
     """A field that is a word in its place."""
-    spec = {"word": Argument(metavar, text, optional or many, many)}
+    spec = {"word": Argument(metavar, text, optional, many)}
     return dataclasses.field(default_factory=list, metadata=spec) if many else dataclasses.field(default="", metadata=spec)
 
 
@@ -83,7 +83,7 @@ def parse(command: str, shape: type[T], words: Sequence[str]) -> T:
         else:
             name, mark, text = word.partition("=")
             if name not in by_name:
-                raise Misused(f"refold {command} has no option {name}{_nearest(name, by_name)}; see: refold {command} --help")
+                raise Misused(f"refold {command} has no option {name}{_nearest(name, by_name)} (see refold {command} --help)")
             field, spec = by_name[name]
             _take(values, field, spec, name, text if mark else None, rest)
     _place(command, arguments, loose, values)
@@ -116,7 +116,7 @@ def _take(values: dict[str, Any], field: str, spec: Option, name: str, text: str
 def _place(command: str, arguments: Mapping[str, Argument], loose: list[str], values: dict[str, Any]) -> None:
     """The words that are no options, in their places."""
     for field, spec in arguments.items():
-        if spec.many:
+        if spec.many and (loose or spec.optional):
             values[field], loose = loose, []
         elif loose:
             values[field], loose = loose[0], loose[1:]
@@ -128,7 +128,7 @@ def _place(command: str, arguments: Mapping[str, Argument], loose: list[str], va
 
 def usage(arguments: Iterable[Argument]) -> str:
     """The places of a command, as help shows them."""
-    return " ".join(f"[{spec.metavar}]{'...' * spec.many}" if spec.optional else spec.metavar for spec in arguments)
+    return " ".join((f"[{spec.metavar}]" if spec.optional else spec.metavar) + "..." * spec.many for spec in arguments)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """A model without a network: deterministic, extractive, for questions over documents. It searches, reads, compares, calculates, and answers with spans of what it read, or says that the documents do not answer.
 
-It keeps nothing between requests: every step is worked out from the transcript, so it can be stopped and taken up anywhere. How a span is found is in `extract.py`.
+It keeps nothing between requests: every step is worked out from the transcript, so it can be stopped and taken up anywhere. How a span is found is in `runtime/reading/`.
 """
 
 import json
@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from refold.projections.transcript import Message
 from refold.runtime.ports import Finished, Part, Request, TextDelta, ToolCallReady
-from refold.runtime.providers.compare import Comparison, Pair, find_pair
-from refold.runtime.providers.extract import Claim, Evidence, Passage, Question, answer_from_fields, answer_from_sentences
+from refold.runtime.reading.compare import Comparison, Pair, find_pair
+from refold.runtime.reading.fields import answer_from_fields
+from refold.runtime.reading.question import Claim, Evidence, Passage, Question
+from refold.runtime.reading.sentences import answer_from_sentences
 
 NO_ANSWER: Final = "The documents do not answer this."
 RESULTS_WANTED: Final = 14
@@ -109,9 +111,15 @@ def _seen(request: Request) -> _Seen:
         searched=any(message.name == "search_kb" for message in results),
         hits=tuple(hits),
         passages=tuple(_passages(good)),
-        asked=frozenset(str(arguments[message.call_id].get("doc_id")) for message in results if message.name == "read_document" and message.call_id in arguments),
+        asked=frozenset(
+            str(arguments[message.call_id].get("doc_id")) for message in results if message.name == "read_document" and message.call_id in arguments
+        ),
         failed=any(message.name == "calculate" and message.kind != "success" for message in results),
-        results={str(found["expression"]): str(found["result"]) for message in good if message.name == "calculate" and "result" in (found := _object(message.content)) and "expression" in found},
+        results={
+            str(found["expression"]): str(found["result"])
+            for message in good
+            if message.name == "calculate" and "result" in (found := _object(message.content)) and "expression" in found
+        },
         common=_common(searches),
     )
 
@@ -153,7 +161,10 @@ def _common(searches: Sequence[dict[str, Any]]) -> frozenset[str]:
 def _trusted(seen: _Seen) -> tuple[Passage, ...]:
     """What was read, without the documents that give orders to whoever reads them: those are no evidence of anything."""
     tools = "|".join(re.escape(name) for name in sorted(seen.tools | {"search_kb", "read_document", "store_observation"}) if "_" in name)
-    order = re.compile(rf"\b(?:ignore|disregard|forget|override)\b[^.]{{0,60}}\b(?:instructions?|prompts?|rules|directions|orders)\b|\b(?:{tools})\b|\bsystem prompt\b", re.IGNORECASE)
+    order = re.compile(
+        rf"\b(?:ignore|disregard|forget|override)\b[^.]{{0,60}}\b(?:instructions?|prompts?|rules|directions|orders)\b|\b(?:{tools})\b|\bsystem prompt\b",
+        re.IGNORECASE,
+    )
     bad = {passage.doc_id for passage in seen.passages if order.search(passage.text)}
     return tuple(passage for passage in seen.passages if passage.doc_id not in bad)
 
@@ -200,7 +211,11 @@ def _compared(comparison: Comparison, pair: Pair, seen: _Seen) -> Answer | Calls
         return [("calculate", {"expression": expression})] if "calculate" in seen.tools else Answer(text=NO_ANSWER, no_evidence=True)
     first, second = pair.first.passage, pair.second.passage
     sources = " ".join(dict.fromkeys((f"[{first.doc_id}]", f"[{second.doc_id}]")))
-    lines = [f"{pair.first.span} [{first.doc_id}]", f"{pair.second.span} [{second.doc_id}]", f"{comparison.name}: {seen.results[expression]}{comparison.unit(pair)} = {expression} {sources}"]
+    lines = [
+        f"{pair.first.span} [{first.doc_id}]",
+        f"{pair.second.span} [{second.doc_id}]",
+        f"{comparison.name}: {seen.results[expression]}{comparison.unit(pair)} = {expression} {sources}",
+    ]
     return Answer(text="\n".join(dict.fromkeys(lines)), citations=tuple(dict.fromkeys((first.id, second.id))))
 
 

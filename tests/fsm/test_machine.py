@@ -84,30 +84,47 @@ def played(seed: int) -> Trajectory:
     """A run of random but legal moves."""
     choose = random.Random(seed)
     run = Trajectory().start()
-    for _ in range(40):
+    for number in range(40):
         if run.run.state == "done":
             break
-        started = next((call for call in run.run.calls if call.phase == "started"), None)
-        waiting = next((call for call in run.run.calls if call.phase == "waiting"), None)
-        match choose.randrange(8):
-            case 0:
-                run.attach()
-            case 1:
-                run.say("hello")
-            case 2 if choose.random() < 0.2:
-                run.cancel()
-            case _ if started is not None:
-                choose.choice([lambda: run.succeed(started.id), lambda: run.fail(started.id, retryable=True), lambda: run.fail(started.id, "timeout")])()
-            case _ if waiting is not None:
-                choose.choice([lambda: run.approve(waiting.id), lambda: run.deny(waiting.id)])()
-                run.attach()
-            case _ if run.run.asked == "yes":
-                number = choose.randrange(99)
-                acts = [Act("look", str(number), retries=1), Act("send", str(number), effect="side_effect", approval=choose.random() < 0.5)]
-                choose.choice([lambda: run.calls(*acts), lambda: run.answer(complaints=(str(number),)), lambda: run.interrupt("invalid"), run.model_fails])()
-            case _:
-                run.attach()
+        started = [call.id for call in run.run.calls if call.phase == "started"]
+        waiting = [call.id for call in run.run.calls if call.phase == "waiting"]
+        word = choose.choice(["attach", "say", *["go on"] * 6, *["cancel"] * (choose.random() < 0.1)])
+        if word == "say":
+            run.say("hello")
+        elif word == "cancel":
+            run.cancel()
+        elif word == "go on" and started:
+            end_call(run, started[0], choose)
+        elif word == "go on" and waiting:
+            run.approve(waiting[0]) if choose.random() < 0.5 else run.deny(waiting[0])
+        elif word == "go on" and run.run.asked == "yes":
+            respond(run, number, choose)
+        else:
+            run.attach()
     return run
+
+
+def end_call(run: Trajectory, call: str, choose: random.Random) -> None:
+    match choose.randrange(3):
+        case 0:
+            run.fail(call, retryable=True)
+        case 1:
+            run.fail(call, "timeout")
+        case _:
+            run.succeed(call)
+
+
+def respond(run: Trajectory, number: int, choose: random.Random) -> None:
+    match choose.randrange(5):
+        case 0:
+            run.answer(complaints=(str(number),))
+        case 1:
+            run.interrupt("invalid")
+        case 2:
+            run.model_fails()
+        case _:
+            run.calls(Act("look", str(number), retries=1), Act("send", str(number), effect="side_effect", approval=choose.random() < 0.5))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -144,7 +161,7 @@ def setup() -> f.Setup:
     return f.Setup(engine=1, seed="", budgets=f.Budgets(), policy=f.Policy())
 
 
-def test_an_illegal_move_names_state_trigger_and_what_would_be_legal_M7() -> None:
+def test_an_illegal_move_names_state_trigger_and_what_would_be_legal() -> None:
     run = Trajectory().start()
     before = run.run
     with pytest.raises(Illegal) as caught:
@@ -165,12 +182,12 @@ def test_a_move_whose_structure_does_not_fit_says_what_it_requires() -> None:
         run.tell(f.DriverAttached(epoch=7, who="x", host="y"))
 
 
-def test_done_takes_nothing_but_notes_M6() -> None:
+def test_done_takes_nothing_but_notes() -> None:
     assert EDGES["done"].keys() == {"late_outcome", "driver_detached", "sealed", "erased"}
     assert {row.target for row in EDGES["done"].values()} == {"done"}
 
 
-def test_the_model_is_asked_only_from_idle_or_after_results_M5() -> None:
+def test_the_model_is_asked_only_from_idle_or_after_results() -> None:
     entries = {
         (state, trigger)
         for state, trigger in PAIRS
@@ -179,7 +196,7 @@ def test_the_model_is_asked_only_from_idle_or_after_results_M5() -> None:
     assert entries == {("idle", "model_requested"), ("injecting_tool_results", "model_requested")}
 
 
-def test_every_fact_is_a_row_and_every_row_a_fact_M3() -> None:
+def test_every_fact_is_a_row_and_every_row_a_fact() -> None:
     assert {row.trigger for row in TABLE} == FACTS.keys() == MACHINE.events.keys()
     assert {cls.TAG for cls in get_args(f.Fact)} == FACTS.keys()
     assert {row.kind == "input" for row in TABLE if FACTS[row.trigger].INPUT} == {True}

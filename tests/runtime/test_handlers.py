@@ -195,7 +195,7 @@ def test_a_return_annotation_is_a_promise(promise, value, says):
 # -- exceptions
 
 
-class Unspeakable(Exception):  # noqa: N818
+class Unspeakable(Exception):
     def __str__(self):
         raise SystemExit("no text")
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
-from typing_extensions import Annotated
 
 from refold import Budgets, Policy, Tool, tool
 from refold.runtime import ports as p

@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from refold.runtime.providers.extract import Evidence, Passage, Question
-from refold.runtime.providers.language import NUMBER, STOP_STEMS, sentences, stem, stems
+from refold.runtime.reading.question import Evidence, Passage, Question
+from refold.runtime.reading.language import NUMBER, STOP_STEMS, sentences, stem, stem_set, stems, word_set
 
 Kind = Literal["growth", "difference", "ratio", "total"]
 KINDS: Final[dict[str, Kind]] = {
-    **dict.fromkeys(("growth", "grow", "grew", "grown", "increase", "decrease", "decline", "change", "rise", "rose", "fall", "fell", "drop", "shrink", "develop"), "growth"),
+    **dict.fromkeys(
+        ("growth", "grow", "grew", "grown", "increase", "decrease", "decline", "change", "rise", "rose", "fall", "fell", "drop", "shrink", "develop"), "growth"
+    ),
     **dict.fromkeys(("difference", "differ"), "difference"),
     **dict.fromkeys(("ratio",), "ratio"),
     **dict.fromkeys(("total", "sum", "together", "combined"), "total"),
 }
 KIND_STEMS: Final[dict[str, Kind]] = {stem(word): kind for word, kind in KINDS.items()}
-ASKING: Final = frozenset(stem(word) for word in "find rate growth percent percentage compare compared calculate compute report reports year annual our much year-on-year".split())
+ASKING: Final = stem_set("find rate growth percent percentage compare compared calculate compute report reports year annual our much year-on-year")
 SCALES: Final = {"thousand": 10**3, "k": 10**3, "million": 10**6, "millions": 10**6, "m": 10**6, "mn": 10**6, "billion": 10**9, "billions": 10**9, "bn": 10**9}
-MONEY: Final = frozenset("euro euros eur dollar dollars usd pound pounds gbp yen jpy franc francs chf crown crowns krona krone rupee rupees yuan € $ £ ¥".split())
+MONEY: Final = word_set("euro euros eur dollar dollars usd pound pounds gbp yen jpy franc francs chf crown crowns krona krone rupee rupees yuan € $ £ ¥")
 YEAR: Final = re.compile(r"(?<![\w.])(?:1[89]|20|21)\d\d(?![\w.]\d|\w)")
 
 
@@ -62,7 +64,11 @@ class Comparison:
         first, second = (years[0], years[1]) if len(years) == 2 else (str(int(years[0]) - 1), years[0])
         if kinds[0] == "growth":
             first, second = sorted((first, second))
-        return cls(kind=kinds[0], keys=(first, second), quantity=frozenset(one for one in question.content if one not in KIND_STEMS and one not in ASKING and one not in years))
+        return cls(
+            kind=kinds[0],
+            keys=(first, second),
+            quantity=frozenset(one for one in question.content if one not in KIND_STEMS and one not in ASKING and one not in years),
+        )
 
     @property
     def name(self) -> str:
@@ -105,7 +111,9 @@ def find_pair(comparison: Comparison, evidence: Evidence) -> Pair | None:
 
 
 def _rank(pair: Pair, comparison: Comparison, pairs: Sequence[Pair]) -> tuple[float, ...]:
-    about = (comparison.keys[0] in stems(f"{pair.first.passage.doc_id} {pair.first.passage.title}")) + (comparison.keys[1] in stems(f"{pair.second.passage.doc_id} {pair.second.passage.title}"))
+    about = (comparison.keys[0] in stems(f"{pair.first.passage.doc_id} {pair.first.passage.title}")) + (
+        comparison.keys[1] in stems(f"{pair.second.passage.doc_id} {pair.second.passage.title}")
+    )
     shared, joint = len(pair.first.label & pair.second.label), len(pair.first.label | pair.second.label)
     return about, pair.first.money and not comparison.quantity, shared / max(joint, 1), -pairs.index(pair)
 
@@ -158,4 +166,15 @@ def _quantities(passage: Passage, span: str, clause: str) -> list[Statement]:
     unit = "" if stem(unit) in STOP_STEMS else unit
     label = frozenset(one for one in stems(span) if one not in STOP_STEMS and not one[0].isdigit() and one not in {stem(unit), stem(scale_word)})
     plain = number[0].replace(",", "").replace("−", "-")
-    return [Statement(passage=passage, span=span, number=plain, unit=unit, scale_word=scale_word, scale=SCALES.get(scale_word, 1), money=unit.lower() in MONEY, label=label)]
+    return [
+        Statement(
+            passage=passage,
+            span=span,
+            number=plain,
+            unit=unit,
+            scale_word=scale_word,
+            scale=SCALES.get(scale_word, 1),
+            money=unit.lower() in MONEY,
+            label=label,
+        )
+    ]

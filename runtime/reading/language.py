@@ -8,32 +8,48 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text with single spaces."""
+    return frozenset(text.split())
+
+
 WORD: Final = re.compile(r"v?\d+(?:\.\d+)+|[^\W_]+")
 NUMBER: Final = re.compile(r"(?<![\w.])[-−]?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\w])|(?<![\w.])[-−]?\d+(?:\.\d+)?(?!\w)")
-NUMBER_WORDS: Final = frozenset("one two three four five six seven eight nine ten eleven twelve thirteen fifteen sixteen eighteen twenty thirty forty fifty sixty hundred thousand dozen".split())
+NUMBER_WORDS: Final = word_set(
+    "single one two three four five six seven eight nine ten eleven twelve thirteen fifteen sixteen eighteen twenty thirty forty fifty sixty "
+    "hundred thousand dozen"
+)
 DATE: Final = re.compile(r"\b(?:1[89]|20)\d\d\b")
 VERSION: Final = re.compile(r"\b\d+\.\d+")
 NAME: Final = re.compile(r"\b[A-ZÀ-Þ][\w.'’-]*(?: (?:van|von|de|der|den|la))*(?: [A-ZÀ-Þ][\w.'’-]+)+")
-LITERAL: Final = re.compile(r"``[^`\n]+``|`[^`<>\n]+`(?!_)|\"[^\"\n]{1,40}\"|(?<!\w)--?[a-z][\w-]+|\b\w+(?:_\w+)+\b|__\w+__|\b\w+\(\)|\b[\w-]+\.[a-z]{2,5}\b|\b(?!(?:PEP|MUST|MAY|SHOULD|SHALL|NOT|RFC|ISO|TODO|NOTE)\b)[A-Z]{3,}[A-Z0-9_-]*\b|\b[A-Z]?[a-z]+[A-Z]\w*\b")
+LITERAL: Final = re.compile(
+    r"``[^`\n]+``|`[^`<>\n]+`(?!_)|\"[^\"\n]{1,40}\"|(?<!\w)--?[a-z][\w-]+|\b\w+(?:_\w+)+\b|\b\w+\(\)|\b[\w-]+\.[a-z]{2,5}\b|"
+    r"\b(?!(?:MUST|MAY|SHOULD|SHALL|NOT|TODO|NOTE)\b)[A-Z]{3,}[A-Z0-9_-]*\b|\b[A-Z]?[a-z]+[A-Z]\w*\b"
+)
 """What is not an ordinary word: code, a quotation, an option, a file, a constant, a name in camel case."""
 
-ASKING: Final = frozenset("what which who whom whose when where why how".split())
-STOP: Final = ASKING | frozenset(
-    "a an the this that these those it its they them their there here he she his her we our us i me my you your is are was were be been being am do does did done has have had having can could "
-    "will would shall should may might must of in on at by for from to into onto with without within as about than then so if or and but not no nor only also just over under between among during per "
-    "via up out off through because while until since both each any some all every many much more most such same other own too very".split()
+ASKING: Final = word_set("what which who whom whose when where why how")
+STOP: Final = ASKING | word_set(
+    "a an the this that these those it its they them their there here he she his her we our us i me my you your is are was were be been being am "
+    "do does did done has have had having can could will would shall should may might must of in on at by for from to into onto with without "
+    "within as about than then so if or and but not no nor only also just over under between among during per via up out off through because "
+    "while until since both each any some all every many much more most such same other own too very"
 )
-LIGHT: Final = frozenset(
-    "accord add aim call current currently define describe document exact exactly find first get give go introduce mean mention name new offer officially please propose proposal provide "
-    "recommend say show specify state suggest take tell use use used answer question document file kind make exist long big large".split()
+LIGHT: Final = word_set(
+    "accord add aim call current currently define describe document exact exactly find first get give go introduce mean mention name new offer "
+    "officially please propose proposal provide recommend say show specify state suggest take tell use used answer question make exist "
+    "contain hold store keep list include indicate denote represent"
 )
 """Words of asking and stating: a question holds them whatever it is about."""
-IRREGULAR: Final = {
-    "wrote": "write", "written": "write", "grew": "grow", "grown": "grow", "growth": "grow", "gave": "give", "given": "give", "got": "get", "chose": "choose", "chosen": "choose", "fell": "fall",
-    "fallen": "fall", "rose": "rise", "risen": "rise", "became": "become", "began": "begin", "begun": "begin", "made": "make", "held": "hold", "kept": "keep", "said": "say", "took": "take",
-    "taken": "take", "sold": "sell", "went": "go", "gone": "go", "found": "find", "left": "leave", "built": "build", "children": "child", "people": "person", "indices": "index",
-    "behaviour": "behavior", "dictionary": "dict", "dictionaries": "dict", "maximal": "maximum", "minimal": "minimum",
-}  # fmt: skip
+IRREGULAR: Final = dict(
+    pair.split(":")
+    for pair in (
+        "wrote:write written:write grew:grow grown:grow growth:grow gave:give given:give got:get chose:choose chosen:choose fell:fall fallen:fall rose:rise risen:rise "
+        "became:become began:begin begun:begin made:make held:hold kept:keep said:say took:take taken:take sold:sell went:go gone:go found:find left:leave built:build "
+        "children:child people:person indices:index behaviour:behavior dictionary:dict dictionaries:dict maximal:maximum minimal:minimum"
+    ).split()
+)
 ABBREVIATION: Final = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|Mr|Mrs|Ms|Dr|St|No|Fig|approx|al)|\b[A-Z])\.$")
 
 
@@ -70,6 +86,11 @@ def stem(word: str) -> str:
     return word[:-1] + "i" if word.endswith("y") and len(word) > 3 else word
 
 
+def stem_set(text: str) -> frozenset[str]:
+    """The stems of the words of a text with single spaces."""
+    return frozenset(stem(word) for word in text.split())
+
+
 STOP_STEMS: Final = frozenset(stem(word) for word in STOP) | STOP
 LIGHT_STEMS: Final = frozenset(stem(word) for word in LIGHT)
 
@@ -87,8 +108,13 @@ def content(text: str) -> list[str]:
     """The stems that say what a text is about, once each, in order. Parts of a word with hyphens count even when they are common words alone, and so do single capitals (`C`)."""
     joined = {stem(word) for compound in re.findall(r"\w+(?:-\w+)+", text) for word in words(compound)}
     letters = {letter.lower() for letter in re.findall(r"(?<![\w'’])[B-HJ-Z](?![\w'’])", text)}
+    proper = {stem(word) for word in words(text)[1:] if word[0].isupper()} - STOP_STEMS
     found = [stem(word) for word in words(re.sub(r"['’]s\b", "", text))]
-    return list(dict.fromkeys(one for one in found if one in joined | letters or (one not in STOP_STEMS and one not in LIGHT_STEMS and (len(one) > 1 or one.isdigit()))))
+    return list(
+        dict.fromkeys(
+            one for one in found if one in joined | letters | proper or (one not in STOP_STEMS and one not in LIGHT_STEMS and (len(one) > 1 or one.isdigit()))
+        )
+    )
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -103,8 +129,8 @@ def sentences(text: str) -> Iterator[str]:
             continue
         code_from = indent if block.rstrip().endswith("::") or re.match(r"\s*\.\. (?:code|sourcecode|literalinclude|image|figure|doctest)", block) else -1
         if not lines[0].lstrip().startswith((".. ", ">>>")):
-            for item in re.split(r"\n(?=\s*(?:[-*+•|]|\d+[.)])\s)", "\n".join(lines)):
-                yield from _split(" ".join(re.sub(r"^\s*(?:[-*+•]|\d+[.)])\s+", "", item).split()))
+            for item in re.split(r"\n(?=\s*(?:[-*+•|]|(?:\d+|#)[.)])\s)", "\n".join(lines)):
+                yield from _split(" ".join(re.sub(r"^\s*(?:[-*+•]|(?:\d+|#)[.)])\s+", "", item).split()))
 
 
 def _split(line: str) -> Iterator[str]:

@@ -1,0 +1,76 @@
+"""Where words go: results to standard output, everything else to standard error; UTF-8 whatever the locale, and a closed pipe is no error."""
+
+import os
+import sys
+from typing import Any, TextIO
+
+
+def prepare() -> None:
+    """Both streams write UTF-8, and nothing that cannot be written stops them."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def line(text: str) -> bool:
+    """One text to standard output; false where nobody reads any more."""
+    return _write(sys.stdout, text if text.endswith("\n") else text + "\n")
+
+
+def raw(data: bytes, *, flush: bool = False) -> bool:
+    """Bytes to standard output as they are."""
+    try:
+        sys.stdout.buffer.write(data)
+        if flush:
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _to_nowhere(sys.stdout)
+        return False
+    return True
+
+
+def document(value: Any) -> bool:
+    """One JSON document: on one line for programs, indented in a terminal."""
+    import msgspec
+
+    data = msgspec.json.encode(value)
+    return raw((msgspec.json.format(data, indent=2) if sys.stdout.isatty() else data) + b"\n")
+
+
+def note(text: str) -> None:
+    """A line for people on standard error."""
+    flush()
+    _write(sys.stderr, text + "\n")
+
+
+def complain(text: str) -> None:
+    """What was wrong and what to do: one line, whatever is in it."""
+    from refold.runtime.cli.render import one_line
+
+    note(f"refold: {one_line(text)}")
+
+
+def flush() -> None:
+    """Hand over what was written; a reader that has gone is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            _write(stream, "")
+
+
+def _write(stream: TextIO | None, text: str) -> bool:
+    if stream is None:  # closed before the process began
+        return False
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        _to_nowhere(stream)
+        return False
+    return True
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """Python flushes once more at its end, which must not fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,0 +1,120 @@
+"""The rules of the house: who may import whom, which library stands behind which door, and that the package is what is on the disk."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import refold
+
+ROOT = Path(refold.__file__).parent
+LAYERS = ("events", "projections", "fsm", "diagrams", "runtime", "testing")
+PURE = ("events", "projections", "fsm", "diagrams")
+STORES = {"events/memory.py", "events/sqlite.py", "events/postgres.py", "events/groups.py", "events/log.py", "events/storage.py"}
+WORLD = {"time", "random", "uuid", "os", "threading", "asyncio", "anyio", "logging", "socket", "secrets", "subprocess", "concurrent", "sqlite3"}
+DOORS = {
+    "eventsourcing": {"events/memory.py", "events/sqlite.py", "events/postgres.py"},
+    "transitions": {"fsm/machine.py", "diagrams/picture.py"},
+    "psycopg": {"events/postgres.py"},
+    "hypothesis": {"testing/"},
+    "pydantic": {"runtime/"},
+    "rich": {"runtime/cli/"},
+    "typer": {"runtime/cli/"},
+    "openai": {"runtime/providers/"},
+    "anthropic": {"runtime/providers/"},
+}
+
+
+def sources() -> list[Path]:
+    return sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module a file imports, wherever in it; not what is for the type checker alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)} imports relatively"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" if node.module == "refold" else node.module for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_imports_point_one_way(path: Path) -> None:
+    own = LAYERS.index(name(path).split("/")[0])
+    for module in imports(path):
+        first, *rest = module.split(".")
+        assert first not in LAYERS, f"{name(path)} imports {module} without refold in front"
+        if first == "refold" and rest and rest[0] in LAYERS:
+            assert LAYERS.index(rest[0]) <= own, f"{name(path)} imports {module}, which stands above it"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_every_library_has_one_door(path: Path) -> None:
+    for module in imports(path):
+        doors = DOORS.get(module.split(".")[0])
+        assert doors is None or any(name(path) == door or (door.endswith("/") and name(path).startswith(door)) for door in doors), f"{name(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", [path for path in sources() if name(path).split("/")[0] in PURE and name(path) not in STORES], ids=name)
+def test_the_core_does_not_touch_the_world(path: Path) -> None:
+    touched = {module.split(".")[0] for module in imports(path)} & WORLD
+    assert not touched, f"{name(path)} imports {touched}"
+
+
+def test_no_folder_has_a_circle_of_imports() -> None:
+    # given who imports whom inside each folder, at the top of the file
+    edges: dict[str, set[str]] = {}
+    for path in sources():
+        module = "refold." + name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("refold.")]
+        edges[module] = {f"{node.module}.{alias.name}" for node in top for alias in node.names} | {node.module for node in top if node.module}
+    edges = {module: {target for target in targets if target in edges and target != module} for module, targets in edges.items()}
+    # when the modules without imports are taken away again and again
+    while leaves := {module for module, targets in edges.items() if not targets}:
+        edges = {module: targets - leaves for module, targets in edges.items() if module not in leaves}
+    # then none is left over
+    assert not edges, f"these import one another in a circle: {sorted(edges)}"
+
+
+@pytest.mark.checkout
+def test_the_packages_are_the_folders_on_the_disk() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    on_disk = {"refold", *("refold." + name(path.parent).replace("/", ".") for path in sources())}
+    assert set(declared) == on_disk
+
+
+@pytest.mark.checkout
+def test_the_version_is_one() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"] == refold.__version__
+
+
+def test_every_file_says_what_lives_there() -> None:
+    silent = [name(path) for path in sources() if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not silent
+
+
+def test_nothing_is_imported_by_its_bare_name_and_the_face_loads_no_shell() -> None:
+    # given a fresh interpreter
+    code = "import sys, refold; bad = {'events', 'fsm', 'projections', 'diagrams', 'runtime', 'testing', 'openai', 'anthropic', 'hypothesis', 'psycopg', 'pydantic', 'rich', 'sqlite3'} & sys.modules.keys(); print(sorted(bad)); sys.exit(bool(bad))"
+    # when refold is imported, then nothing else of weight is
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_public_name_can_be_loaded() -> None:
+    for public in refold.__all__:
+        assert getattr(refold, public) is not None
+    with pytest.raises(AttributeError):
+        refold.nothing_of_the_kind  # noqa: B018
