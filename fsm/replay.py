@@ -61,13 +61,10 @@ def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None
             found, run, records = _batch(run, batch, ask)
             derived += records
             first = first or found
-            if found is not None and found.derived is not None and found.recorded is not None and found.field != "digest":
+            if found is not None and found.recorded is not None:
                 break  # what follows answers to another past
     except _Broken as broken:
         first = first or broken.divergence
-    except Illegal as illegal:
-        why = f"code: the log goes on with what is not legal here any more ({illegal})"
-        first = first or Divergence(position=run.position + 1, field="type", recorded=illegal.trigger, derived=None, cause=why)
     events += sum(len(batch) for batch in _rest(batches))
     return Derived(run=run, events=events, records=tuple(derived), divergence=first)
 
@@ -89,6 +86,7 @@ def _rest(batches: Iterator[list[Record]]) -> Iterator[list[Record]]:
 def _batches(rows: Iterable[Stored], load: Load) -> Iterator[list[Record]]:
     """Records by the batch they were appended in."""
     batch: list[Record] = []
+    before: Record | None = None
     for position, stored in rows:
         try:
             record = read(stored, load)
@@ -100,6 +98,9 @@ def _batches(rows: Iterable[Stored], load: Load) -> Iterator[list[Record]]:
             raise _Broken(
                 Divergence(position=position, field="data", recorded=str(error), derived=None, cause="environment: a stored value is missing")
             ) from error
+        if (before.position if before is not None else 0) == position - 1:
+            _check_digest(position, record, before)
+        before = record
         if batch and record.batch != batch[0].batch:
             yield batch
             batch = []
@@ -108,12 +109,25 @@ def _batches(rows: Iterable[Stored], load: Load) -> Iterator[list[Record]]:
         yield batch
 
 
+def _check_digest(position: int, record: Record, before: Record | None) -> None:
+    """Bytes that were changed after they were written are named for what they are, before anything is derived from them."""
+    digest = chain.recompute(record.stored, before.digest if before is not None else chain.NOTHING)
+    if digest != record.digest:
+        cause = "environment: the stored bytes were changed after they were written"
+        raise _Broken(Divergence(position=position, field="digest", recorded=record.digest, derived=digest, cause=cause))
+
+
 def _batch(run: Run, recorded: list[Record], ask: Ask | None) -> tuple[Divergence | None, Run, list[Record]]:
     """One batch again: the first difference, the run behind it and the records as derived."""
     first = recorded[0]
     given: list[f.Input] = [record.fact for record in recorded if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
     inputs = ask(run, given) if ask is not None else given
-    batch = decide(run, inputs, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
+    try:
+        batch = decide(run, inputs, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
+    except Illegal as illegal:
+        position = next((record.position for record in recorded if record.type == illegal.trigger), first.position)
+        cause = f"code: under the rules of today {illegal}"
+        raise _Broken(Divergence(position=position, field="type", recorded=illegal.trigger, derived=None, cause=cause)) from illegal
     derived = _written(run, batch)
     stored = {record.position: record for record in recorded}
     found = next((difference for record in derived if (difference := _difference(stored.get(record.position), record)) is not None), None)
@@ -186,9 +200,8 @@ def _short(value: Any) -> Any:
 
 def _cause(recorded: Record, derived: Record, field: str) -> str:
     """The class of a difference, as far as the two records tell."""
-    _, mark, rest = recorded.stored.rpartition(chain.MARK)
-    if not mark or field == "digest" or len(rest) != chain.DIGEST_LENGTH + 2:
-        return "environment: the stored bytes were changed after they were written"
+    if field == "digest":
+        return "environment: the stored bytes are not those that this version would have written"
     if recorded.type != derived.type and {recorded.type, derived.type} & {"run_stopped", "tool_closed"}:
         return "policy or limit: a limit is decided otherwise"
     match recorded.fact:

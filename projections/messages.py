@@ -55,7 +55,16 @@ def user(text: str) -> Message:
 
 def assistant(text: str, opaque: tuple[Any, ...] = ()) -> tuple[Message, ...]:
     """What the model said without calls; nothing where it said nothing, since providers refuse empty messages."""
-    return (Message(role="assistant", text=text, opaque=opaque),) if text.strip() else ()
+    return (Message(role="assistant", text=text, opaque=opaque),) if visible(text) else ()
+
+
+def visible(text: str) -> bool:
+    """Whether a text shows anything: not only spaces, controls and characters without width."""
+    return _INVISIBLE.fullmatch(text) is None
+
+
+_INVISIBLE: Final = re.compile("[\\s\\x00-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u202a-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0]*")
+"""A fixed set, because what counts as printable differs between versions of Python, and a transcript must not."""
 
 
 def failure(kind: Kind, message: str) -> dict[str, Any]:

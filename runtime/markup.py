@@ -179,41 +179,11 @@ class _Page(HTMLParser):
     """Collects lines, headings, the title and `meta` fields of a page."""
 
     BLOCKS: Final = frozenset(
-        [
-            "address",
-            "article",
-            "aside",
-            "blockquote",
-            "br",
-            "dd",
-            "div",
-            "dl",
-            "dt",
-            "figure",
-            "footer",
-            "form",
-            "h1",
-            "h2",
-            "h3",
-            "h4",
-            "h5",
-            "h6",
-            "header",
-            "hr",
-            "li",
-            "main",
-            "nav",
-            "ol",
-            "p",
-            "pre",
-            "section",
-            "table",
-            "tbody",
-            "td",
-            "th",
-            "tr",
-            "ul",
-        ]
+        re.findall(
+            r"\w+",
+            "address article aside blockquote br dd div dl dt figure footer form h1 h2 h3 h4 "
+            "h5 h6 header hr li main nav ol p pre section table tbody td th tr ul",
+        )
     )
     SILENT: Final = frozenset({"script", "style", "template", "noscript"})
 

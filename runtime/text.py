@@ -12,8 +12,3 @@ def whole(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
-
-
-def visible(text: str) -> bool:
-    """Whether a text shows anything: not only spaces, controls and characters without width."""
-    return any(not character.isspace() and character.isprintable() for character in text)

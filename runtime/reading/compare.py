@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from refold.runtime.reading.question import Evidence, Passage, Question
 from refold.runtime.reading.language import NUMBER, STOP_STEMS, sentences, stem, stem_set, stems, word_set
+from refold.runtime.reading.question import Evidence, Passage, Question
 
 Kind = Literal["growth", "difference", "ratio", "total"]
 KINDS: Final[dict[str, Kind]] = {

@@ -44,11 +44,11 @@ LIGHT: Final = word_set(
 """Words of asking and stating: a question holds them whatever it is about."""
 IRREGULAR: Final = dict(
     pair.split(":")
-    for pair in (
-        "wrote:write written:write grew:grow grown:grow growth:grow gave:give given:give got:get chose:choose chosen:choose fell:fall fallen:fall rose:rise risen:rise "
-        "became:become began:begin begun:begin made:make held:hold kept:keep said:say took:take taken:take sold:sell went:go gone:go found:find left:leave built:build "
-        "children:child people:person indices:index behaviour:behavior dictionary:dict dictionaries:dict maximal:maximum minimal:minimum"
-    ).split()
+    for pair in word_set(
+        "wrote:write written:write grew:grow grown:grow growth:grow gave:give given:give got:get chose:choose chosen:choose fell:fall fallen:fall rose:rise "
+        "risen:rise became:become began:begin begun:begin made:make held:hold kept:keep said:say took:take taken:take sold:sell went:go gone:go found:find "
+        "left:leave built:build children:child people:person indices:index behaviour:behavior dictionary:dict dictionaries:dict maximal:maximum minimal:minimum"
+    )
 )
 ABBREVIATION: Final = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|Mr|Mrs|Ms|Dr|St|No|Fig|approx|al)|\b[A-Z])\.$")
 

@@ -36,7 +36,9 @@ SURE: Final = 1.2
 """The score from which a sentence is taken for an answer."""
 MANY: Final = 5
 NEAR: Final = 5
-MEASURES: Final = stem_set("length size limit maximum minimum number level width height depth amount version age duration period rate percentage threshold default port")
+MEASURES: Final = stem_set(
+    "length size limit maximum minimum number level width height depth amount version age duration period rate percentage threshold default port"
+)
 ASIDE: Final = stem_set(
     "reject alternative alternatives open issue considered deferred defer discard prior history acknowledgement reference appendix objection "
     "unresolved abandoned future"

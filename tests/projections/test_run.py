@@ -85,7 +85,8 @@ def test_messages_are_made_once_and_in_the_order_of_requests() -> None:
     # given the messages that each fact adds
     run = some_run()
     states = fold(run)
-    shown = [message for before, record, after in zip(states, run.records, states[1:], strict=True) for message in said(before, record.fact, after)]
+    steps = zip(states[:-1], run.records, states[1:], strict=True)
+    shown = [message for before, record, after in steps for message in said(before, record.fact, after)]
     # then calls come with their results in call order, and what the user said behind them
     assert [(message.role, message.kind) for message in shown] == [
         ("user", ""),
