@@ -7,6 +7,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.words import CallId
+from refold.projections.messages import visible
 from refold.projections.run import Run
 
 _FIELDS = f.ModelOutput.__struct_fields__
@@ -54,7 +55,7 @@ def _fault(response: Response) -> str | None:
     twice = next((name for n, name in enumerate(named) if name in named[:n]), None)
     if twice is not None:
         return f"two calls of the response have the id {twice[:80]!r}; none of its calls was run"
-    if not output.calls and not output.text.strip() and not output.refusal and output.stop_reason != "refusal":
+    if not output.calls and not visible(output.text) and not output.refusal and output.stop_reason != "refusal":
         return "the response was empty: neither an answer nor a tool call"
     return None
 

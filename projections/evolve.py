@@ -8,7 +8,7 @@ from typing import Any, assert_never
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
-from refold.projections.messages import Message, MessageCall, assistant, encode, failure, is_repeatable, quoted, size_of, user
+from refold.projections.messages import Message, MessageCall, assistant, bytes_of, encode, failure, is_repeatable, quoted, user, visible
 from refold.projections.run import Call, Driver, Entry, Run, Turn, Write, replace
 from refold.projections.spending import active, booked
 
@@ -121,8 +121,8 @@ def _begun(run: Run, setup: f.Setup, at: int) -> Run:
 def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
     if run.state == "streaming_model":  # another attempt, or the same request after its process was lost
         return replace(run, request=fact, number=fact.number, asked="yes", failure=None)
-    shown = (*run.fresh, *(user(text) for text in run.unheard))
-    entries = run.entries.add(*(Entry(position=position, size=size_of((message,)), kind=message.kind or message.role) for message in shown))
+    shown = [Entry(position=position, kind=message.kind or message.role) for message in run.fresh]
+    shown += [Entry(position=position, kind="user")] * len(run.unheard)
     return replace(
         run,
         turn=run.turn + 1,
@@ -134,8 +134,8 @@ def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
         fresh=(),
         unheard=(),
         prefix=fact.digest,
-        size=run.size + sum(entries[n].size for n in range(len(run.entries), len(entries))),
-        entries=entries,
+        size=bytes_of(fact.estimated_input_tokens),
+        entries=run.entries.add(*shown),
         spent=replace(run.spent, retry_wait_us=0) if run.spent.retry_wait_us else run.spent,
     )
 
@@ -189,12 +189,11 @@ def answer_signature(output: f.ModelOutput) -> Digest:
 
 def _checked(run: Run, fact: f.CallsChecked) -> Run:
     assert run.open is not None
-    checks = {check.call: check for check in fact.checks}
-    calls = tuple(replace(call, check=checks.get(call.id)) for call in run.open.calls)
+    calls = tuple(replace(call, check=check) for call, check in zip(run.open.calls, fact.checks, strict=True))
     after = replace(run, open=replace(run.open, calls=calls, checked=True), spent=replace(run.spent, model_errors=0) if run.spent.model_errors else run.spent)
     if all(check.repeatable for check in fact.checks):
         return after
-    return _decided(after, signature_of(["calls", *(check.signature for check in fact.checks)]))
+    return _decided(after, Digest(" ".join(check.signature for check in fact.checks)))
 
 
 def _decided(run: Run, signature: Digest) -> Run:
@@ -277,7 +276,7 @@ def _injected(run: Run, fact: f.ToolResultsInjected) -> Run:
     assert run.open is not None
     output = run.open.output
     calls, results = zip(*(_shown(call) for call in run.open.calls), strict=True)
-    text = output.text if output.text.strip() else ""  # providers refuse blank text, also beside calls
+    text = output.text if visible(output.text) else ""  # providers refuse blank text, also beside calls
     spoken = Message(role="assistant", text=text, calls=calls, opaque=output.opaque)
     turn = replace(run.open, closed=fact)
     return replace(run, fresh=(*run.fresh, spoken, *results), open=turn, request=None, asked="no")

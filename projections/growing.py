@@ -56,7 +56,7 @@ class Index:
         self._count = 0
 
     def add(self, key: str, place: int) -> "Index":
-        after = Index()
+        after: Index = object.__new__(Index)
         if self._size[0] == self._count:
             after._places, after._size = self._places, self._size
         else:

@@ -63,7 +63,9 @@ def visible(text: str) -> bool:
     return _INVISIBLE.fullmatch(text) is None
 
 
-_INVISIBLE: Final = re.compile("[\\s\\x00-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u202a-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0]*")
+_INVISIBLE: Final = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0]*"
+)
 """A fixed set, because what counts as printable differs between versions of Python, and a transcript must not."""
 
 
@@ -104,14 +106,14 @@ def quoted(arguments_text: str) -> str:
 encode = msgspec.json.Encoder().encode
 
 
-def size_of(messages: tuple[Message, ...]) -> int:
-    """Bytes of messages as they count towards the estimate of a request."""
-    return sum(len(encode(message)) for message in messages)
-
-
 def tokens_of(size: int) -> int:
     """An estimate in integer arithmetic: four bytes a token, rounded up."""
     return -(-size // 4)
+
+
+def bytes_of(tokens: int) -> int:
+    """The other way: what an estimate stands for."""
+    return tokens * 4
 
 
 def request_digest(before: Digest, messages: tuple[Message, ...]) -> Digest:

@@ -112,10 +112,9 @@ class Driver(_Struct, frozen=True, kw_only=True):
 
 
 class Entry(_Struct, frozen=True, kw_only=True):
-    """A past message: where its content is, how large, what kind."""
+    """A past message: the request that first showed it, and its kind (`success` or a failure of a call, else its role)."""
 
     position: int
-    size: int
     kind: str
 
 
@@ -155,7 +154,7 @@ class Run(_Struct, frozen=True, kw_only=True):
     prefix: Digest = NOTHING
     """The digest of the last request: of everything it showed."""
     size: int = 0
-    """Bytes of all messages that were shown."""
+    """Bytes of instructions, tools and all messages that were shown, as they were estimated."""
     entries: Growing[Entry] = msgspec.field(default_factory=Growing)
     spent: Spent = Spent()
     actions: Index = msgspec.field(default_factory=Index)

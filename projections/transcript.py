@@ -13,7 +13,8 @@ __all__ = ["Message", "MessageCall", "said", "waiting"]
 def said(before: Run, fact: Fact, after: Run) -> tuple[Message, ...]:
     """The messages that one fact adds to the transcript."""
     if isinstance(fact, ModelRequested):
-        return waiting(before)
+        # Another attempt shows what the first did; what was said since waits for the next turn.
+        return waiting(before) if before.state != "streaming_model" else ()
     return after.fresh[len(before.fresh) :]
 
 

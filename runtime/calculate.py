@@ -37,7 +37,8 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Fraction]]]] = {
 def calculate(expression: str) -> dict[str, Any]:
     """The value of an expression: `result` as a decimal, and whether that is `exact`.
 
-    A value without a finite decimal form is rounded to 30 significant digits, half to even, and its `fraction` is given beside it. Raises ValueError, in one line, for what is not an expression or too large.
+    A value without a finite decimal form is rounded to 30 significant digits, half to even, and its `fraction` is given beside it.
+    Raises ValueError, in one line, for what is not an expression or too large.
     """
     if len(expression) > EXPRESSION_CHARS_MAX:
         raise ValueError(f"the expression is longer than {EXPRESSION_CHARS_MAX} characters")

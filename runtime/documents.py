@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from refold.runtime.markup import Section, html_sections, pdf_sections, plain_sections, split_header
+from refold.runtime.markup import Fields, Section, html_sections, pdf_sections, plain_sections, split_header
 
 SUFFIXES: Final = (".md", ".rst", ".txt", ".html", ".htm", ".pdf")
 """What is read, in the order in which files of one name get the plain id."""
@@ -69,8 +69,9 @@ class Document:
 def list_sources(folders: Sequence[Path]) -> tuple[list[Source], list[Skipped]]:
     """Every readable document below the folders, sorted by id, and every file left out.
 
-    An id is the path below the folder without suffix. The first file keeps it; another of the same name and folder is called with its suffix (`annual.txt`),
-    one of a later folder with that folder's name before it (`other/annual`), and what still collides gets `~2`, `~3`. Files are taken in the order of `SUFFIXES`.
+    An id is the path below the folder without suffix. The first file keeps it; another of the same name and folder is called with its suffix
+    (`annual.txt`), one of a later folder with that folder's name before it (`other/annual`), and what still collides gets `~2`, `~3`.
+    Files of one name are taken in the order of `SUFFIXES`.
     Raises `DocumentsError` for a folder that is missing, not a folder, or holds nothing to read.
     """
     if not folders:
@@ -106,8 +107,9 @@ def read_bytes(source: Source) -> bytes:
 
 def parse(source: Source, content: bytes) -> Document:
     """The document in these bytes. Raises ValueError with the reason when there is no text in them."""
-    suffix, notes = source.path.suffix.lower(), []
-    title, fields, header, sections = "", [], "", []
+    suffix, title, header = source.path.suffix.lower(), "", ""
+    notes: list[str] = []
+    fields: Fields = []
     if suffix == ".pdf":
         title, sections = pdf_sections(content)
     else:

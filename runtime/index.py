@@ -33,10 +33,12 @@ STOP_WORDS: Final = frozenset(
 )
 
 TABLES: Final = """
-create table documents (doc_id text primary key, root text, signature text, seen_ns integer, hash text, mtime_ns integer, title text, fields text, notes text, reason text) without rowid;
+create table documents (
+    doc_id text primary key, root text, signature text, seen_ns integer, hash text, mtime_ns integer, title text, fields text, notes text, reason text
+) without rowid;
 create table parts (id integer primary key, doc_id text, number integer, names text, heading text, text text, unique (doc_id, number));
 create virtual table titles using fts5(doc_id unindexed, names, tokenize='porter unicode61');
-create virtual table words using fts5(names, heading, text, content='parts', content_rowid='id', tokenize='porter unicode61');
+create virtual table words using fts5(names, heading, text, content='parts', content_rowid='id', tokenize='porter unicode61')
 """
 
 
@@ -83,7 +85,8 @@ class Index:
     def search(self, terms: Sequence[str], limit: int) -> tuple[list[Hit], dict[str, int]]:
         """The best parts for these words, and in how many parts each word occurs.
 
-        A part's rank is the sum of the bm25 of its words, times the share of the words it holds; the first part of a document, where it says what it is, has the rank of its title on top.
+        A part's rank is the sum of the bm25 of its words, times the share of the words it holds; the first part of a document, where it says what it is,
+        has the rank of its title on top.
         Words are bound as quoted strings and can be no query syntax.
         """
         scores: dict[int, list[float]] = {}
@@ -128,7 +131,8 @@ class Index:
             return self._db.execute(sql, values).fetchall()
 
     def _hits(self, row: int, any_term: str) -> list[Hit]:
-        sql = "select doc_id, number, parts.heading, snippet(words, 2, '', '', ' … ', 40) from words join parts on parts.id = words.rowid where words match ? and words.rowid = ?"
+        found = "select doc_id, number, parts.heading, snippet(words, 2, '', '', ' … ', 40) from words join parts on parts.id = words.rowid"
+        sql = f"{found} where words match ? and words.rowid = ?"
         rows = self._rows(sql, any_term, row)
         return [Hit(doc_id=doc_id, part=number, heading=heading, snippet=" ".join(snippet.split())) for doc_id, number, heading, snippet in rows]
 
@@ -269,7 +273,7 @@ def _prepared(db: sqlite3.Connection) -> sqlite3.Connection:
                 if db.execute("pragma user_version").fetchone()[0] != LAYOUT:
                     for name in ("words", "titles", "parts", "documents"):
                         db.execute(f"drop table if exists {name}")
-                    for statement in TABLES.strip().split("\n"):
+                    for statement in TABLES.split(";"):
                         db.execute(statement)
                     db.execute(f"pragma user_version = {LAYOUT}")
         db.execute("select count(*) from documents")

@@ -22,7 +22,7 @@ HEADER_FIELDS_MIN: Final = 2
 def split_header(text: str) -> tuple[Fields, str, str]:
     """The fields at the top, their text, and the rest.
 
-    Read are blocks of `Name: value` lines as in a mail (continued by indented lines), YAML front matter of plain keys, and either of them below the first heading.
+    Read are blocks of `Name: value` lines as in a mail (continued by indented lines), also below the first heading, and YAML front matter of plain keys.
     A block of a single field is prose unless it is front matter.
     """
     lines = text.split("\n")

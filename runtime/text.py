@@ -2,6 +2,10 @@
 
 from typing import Final
 
+from refold.projections.messages import visible
+
+__all__ = ["REPLACEMENT", "visible", "whole"]
+
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 

@@ -19,6 +19,8 @@ from refold.projections.run import Run
 
 START: Final = 1_000_000_000_000_000
 """When a trajectory begins, in microseconds."""
+COMPARED_MAX: Final = 1_000
+"""Up to which position the folds are compared: it takes as long as the run."""
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -79,7 +81,7 @@ class Trajectory:
             self.payloads |= payloads
             run = step(run, record)
         live = msgspec.structs.replace(batch.run, head=run.head)
-        assert run == live, "what is read back folds to another run than the one that was decided"
+        assert run.position > COMPARED_MAX or run == live, "what is read back folds to another run than the one that was decided"
         self.run, self.last = run, tuple(edge.fact for edge in batch.edges)
         return [fact.TAG for fact in self.last]
 

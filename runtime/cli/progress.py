@@ -11,7 +11,8 @@ from typing import Protocol
 
 from refold.events import facts as f
 from refold.events.codec import Record
-from refold.projections.run import Run, evolve
+from refold.projections.evolve import evolve
+from refold.projections.run import Run
 from refold.runtime.cli import output
 from refold.runtime.cli.render import cut, one_line, short, thousands
 from refold.runtime.cli.telling import arguments, proposal, seconds, words

@@ -1,6 +1,7 @@
-"""A model without a network: deterministic, extractive, for questions over documents. It searches, reads, compares, calculates, and answers with spans of what it read, or says that the documents do not answer.
+"""A model without a network: deterministic and extractive. It searches, reads, compares, calculates, and answers with spans of what it read.
 
-It keeps nothing between requests: every step is worked out from the transcript, so it can be stopped and taken up anywhere. How a span is found is in `runtime/reading/`.
+It keeps nothing between requests: every step is worked out from the transcript, so it can be stopped and taken up anywhere.
+How a span is found is in `runtime/reading/`, which knows neither requests nor tools.
 """
 
 import json
@@ -20,7 +21,9 @@ NO_ANSWER: Final = "The documents do not answer this."
 RESULTS_WANTED: Final = 14
 PARTS_READ: Final = 10
 HEADERS_READ: Final = 6
-ARITHMETIC: Final = re.compile(r"(?<![\w.])[-(]*\d[\d.()\s]*(?:\s*(?:\*\*|//|[-+*/%×÷−])\s*[-(]*\d[\d.()]*\)*)+(?![\w])")
+SUCCESSORS_READ: Final = 4
+ARITHMETIC: Final = re.compile(r"(?:^|\b(?:is|calculate|compute|evaluate)\s+)([-(\d][\d.()\s+*/%×÷−-]*[\d)])(?!\w)", re.IGNORECASE)
+OPERATION: Final = re.compile(r"[\d.)]\s*[-+*/%×÷−]+\s*[-(.\d]")
 
 
 class OfflineModel:
@@ -72,6 +75,8 @@ def next_step(request: Request) -> Answer | Calls:
     claims = answer_from_sentences(question, evidence) if claims is None else claims
     if wanted := _unread([f"{claim.passage.doc_id}#1" for claim in claims] + _successor_parts(claims), seen):
         return wanted
+    if len(seen.searches) == 1 and "search_kb" in seen.tools and (titles := _successor_titles(claims, evidence)):
+        return [("search_kb", {"query": f"{question.text} {titles}", "limit": RESULTS_WANTED})]
     return _answer(claims, evidence) if claims else Answer(text=NO_ANSWER, no_evidence=True)
 
 
@@ -85,7 +90,8 @@ class _Seen:
     goal: str
     tools: frozenset[str]
     searched: bool
-    hits: tuple[dict[str, Any], ...]
+    searches: tuple[tuple[dict[str, Any], ...], ...]
+    """What each search found, best first."""
     passages: tuple[Passage, ...]
     asked: frozenset[str]
     """Ids that `read_document` was asked for, whatever came of it."""
@@ -104,12 +110,11 @@ def _seen(request: Request) -> _Seen:
     results = [message for message in messages[last + 1 :] if message.role == "tool"]
     good = [message for message in results if message.kind == "success"]
     searches = [_object(message.content) for message in good if message.name == "search_kb"]
-    hits = [hit for search in searches for hit in search.get("results", []) if isinstance(hit, dict)]
     return _Seen(
         goal=messages[last].text if last >= 0 else "",
         tools=frozenset(tool.name for tool in request.tools),
         searched=any(message.name == "search_kb" for message in results),
-        hits=tuple(hits),
+        searches=tuple(tuple(hit for hit in search.get("results", []) if isinstance(hit, dict)) for search in searches),
         passages=tuple(_passages(good)),
         asked=frozenset(
             str(arguments[message.call_id].get("doc_id")) for message in results if message.name == "read_document" and message.call_id in arguments
@@ -174,14 +179,23 @@ def _trusted(seen: _Seen) -> tuple[Passage, ...]:
 
 def _worth_reading(seen: _Seen) -> list[str]:
     """The best parts found, and the first part of the best documents, where a document says what it is."""
-    documents = list(dict.fromkeys(str(hit.get("doc_id")) for hit in seen.hits))
-    firsts = [f"{doc_id}#1" for doc_id in documents[:HEADERS_READ]]
-    successors = [f"{name}#1" for hit in seen.hits[:PARTS_READ] for name in hit.get("superseded_by", []) if not str(name).isdecimal()]
-    return list(dict.fromkeys([*firsts, *(str(hit.get("id")) for hit in seen.hits[:PARTS_READ]), *successors[:4]]))
+    wanted: list[str] = []
+    for hits in seen.searches:
+        documents = list(dict.fromkeys(str(hit.get("doc_id")) for hit in hits))
+        wanted += [f"{doc_id}#1" for doc_id in documents[:HEADERS_READ]]
+        wanted += [str(hit.get("id")) for hit in hits[:PARTS_READ]]
+        wanted += [f"{name}#1" for hit in hits[:PARTS_READ] for name in hit.get("superseded_by", []) if not str(name).isdecimal()][:SUCCESSORS_READ]
+    return list(dict.fromkeys(wanted))
 
 
 def _successor_parts(claims: Sequence[Claim]) -> list[str]:
     return [f"{name}#1" for claim in claims for name in claim.passage.superseded_by if not name.isdecimal()]
+
+
+def _successor_titles(claims: Sequence[Claim], evidence: Evidence) -> str:
+    """What to look for once more when a sentence of a superseded document is all there is so far."""
+    found = [evidence.headers.get(name) for claim in claims if not claim.passage.fields for name in claim.passage.superseded_by]
+    return " ".join(dict.fromkeys(f"{header.title} {header.doc_id}" for header in found if header))
 
 
 def _unread(ids: Sequence[str], seen: _Seen) -> Calls:
@@ -222,7 +236,7 @@ def _compared(comparison: Comparison, pair: Pair, seen: _Seen) -> Answer | Calls
 def _plain_step(question: Question, seen: _Seen) -> Answer | Calls:
     """Without documents only arithmetic can be answered: by `calculate`, never by itself."""
     found = ARITHMETIC.search(question.text)
-    expression = found[0].strip() if found else ""
+    expression = found[1].strip() if found and OPERATION.search(found[1]) else ""
     if expression in seen.results:
         return Answer(text=f"{expression} = {seen.results[expression]}")
     if expression and "calculate" in seen.tools and not seen.results and not seen.failed:

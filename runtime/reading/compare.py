@@ -1,6 +1,7 @@
 """One quantity under two keys (mostly years), found in passages: what a growth rate, a difference or a ratio is calculated from.
 
-Apart from the other ways to answer, because here nothing is quoted as the answer: two statements are matched by their labels and the arithmetic is left to a tool.
+Apart from the other ways to answer, because here nothing is quoted as the answer: two statements are matched by
+their labels, and the arithmetic is left to a tool.
 """
 
 import re
@@ -97,7 +98,8 @@ class Comparison:
 def find_pair(comparison: Comparison, evidence: Evidence) -> Pair | None:
     """The quantity asked for under both keys, or None when there is none or more than one value for it.
 
-    Of several quantities, when the question names none, the first amount of money wins, else the first that both state; of several statements, those of a document that is about its key.
+    Of several quantities, when the question names none, the first amount of money wins, else the first that both state;
+    of several statements, those of a document that is about its key.
     """
     left, right = (_statements(key, other, evidence) for key, other in (comparison.keys, comparison.keys[::-1]))
     pairs = [Pair(first=a, second=b) for a in left for b in right if _same_quantity(a, b) and comparison.quantity <= _described(a) & _described(b)]

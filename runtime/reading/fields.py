@@ -5,6 +5,7 @@ Apart from answers out of sentences, because a header's line is named by its fie
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import Final
 
@@ -42,7 +43,7 @@ def answer_from_fields(question: Question, evidence: Evidence) -> list[Claim] | 
     return (claims + support)[: CLAIMS_MAX + 1]
 
 
-def _field(question: Question, names: dict[str, bool]) -> tuple[str, set[str]]:
+def _field(question: Question, names: dict[str, bool]) -> tuple[str, AbstractSet[str]]:
     """The field that is asked for, and the stems of the question that this explains. `names` says of each field whether it holds names of people."""
     asked, head = set(question.stems), set(question.head)
     version = "version" if "version" in names else next((name for name in sorted(names) if name.endswith("-version")), "")
@@ -64,7 +65,7 @@ def _field(question: Question, names: dict[str, bool]) -> tuple[str, set[str]]:
 
 
 def _asks_for(name: str, question: Question, of_people: bool) -> bool:
-    """Whether the question names a field: as the thing it asks for (`which topic`, `the topic of`, `who is the sponsor`) or as its last word (`PEP 8 status`)."""
+    """Whether the question names a field: as the thing it asks for (`which topic`, `the topic of`, `who is the sponsor`) or as its last word."""
     parts, asked = set(stems(name)), set(question.stems)
     head = {"type"} if question.head == ["kind"] else set(question.head)
     spoken = re.escape(name.replace("-", " "))
@@ -155,7 +156,7 @@ def _current(headers: Sequence[Passage], subject: Sequence[str], field: str, evi
 
 
 def _relation(question: Question) -> tuple[frozenset[str], bool] | None:
-    """The verb by which one document names another, and whether the document in the question is the one that names (`what does X replace`) or is named (`what replaces X`)."""
+    """The verb by which one document names another, and whether the one in the question names (`what does X replace`) or is named (`what replaces X`)."""
     for verbs in (REPLACING, REQUIRING):
         at = next((n for n, one in enumerate(question.stems) if one in verbs), None)
         if at is None or question.wants_date or question.wants_person or question.asks == "how" or set(question.head) & {*RELEASE, "status"}:

@@ -105,7 +105,10 @@ def stems(text: str) -> list[str]:
 
 
 def content(text: str) -> list[str]:
-    """The stems that say what a text is about, once each, in order. Parts of a word with hyphens count even when they are common words alone, and so do single capitals (`C`)."""
+    """The stems that say what a text is about, once each, in order.
+
+    Parts of a word with hyphens count even when they are common words alone, and so do single capitals (`C`) and names (`Go`).
+    """
     joined = {stem(word) for compound in re.findall(r"\w+(?:-\w+)+", text) for word in words(compound)}
     letters = {letter.lower() for letter in re.findall(r"(?<![\w'’])[B-HJ-Z](?![\w'’])", text)}
     proper = {stem(word) for word in words(text)[1:] if word[0].isupper()} - STOP_STEMS

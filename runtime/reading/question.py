@@ -25,6 +25,10 @@ JUDGING: Final = stem_set("accept reject final withdraw defer supersede draft ac
 BACKWARD: Final = {"superseded-by": REPLACING, "replaced-by": REPLACING, "obsoleted-by": REPLACING}
 ASKING_STEMS: Final = frozenset({"what", "which"})
 TIMES: Final = stem_set("second minute hour day week month year")
+HEAD: Final = re.compile(
+    r"\b(?:which|what|how many|how much)\s+(?:(?:is|are|was|were)\s+the\s+(?:(?:default|exact)\s+)?(?:names?\s+of\s+(?:the\s+)?)?)?((?:[\w.-]+\s+){1,4})",
+    re.IGNORECASE,
+)
 QUESTION_CHARS_MAX: Final = 2_000
 
 
@@ -108,13 +112,11 @@ class Question:
     @cached_property
     def head(self) -> list[str]:
         """The stems of the noun after `which`, `what` or `how many`: up to the next verb or preposition we know."""
-        found = re.search(
-            r"\b(?:which|what|how many|how much)\s+(?:(?:is|are|was|were)\s+the\s+(?:(?:default|exact)\s+)?(?:names?\s+of\s+(?:the\s+)?)?)?((?:[\w.-]+\s+){1,4})",
-            self.text + " ",
-            re.IGNORECASE,
-        )
-        counting, head = bool(found) and "many" in found[0].lower(), list[str]()
-        for word in found[1].split() if found else []:
+        found = HEAD.search(self.text + " ")
+        if not found:
+            return []
+        counting, head = "many" in found[0].lower(), list[str]()
+        for word in found[1].split():
             if stem(word) in STOP_STEMS or stem(word) in (ARRIVING | REPLACING | REQUIRING | REMOVING) - RELEASE or (head and _is_verb(word) and not counting):
                 break
             head += stems(word)
@@ -123,13 +125,11 @@ class Question:
     @cached_property
     def verbs(self) -> frozenset[str]:
         """The stems of words that stand where a verb of the question stands: behind the noun it asks for, or behind `that`."""
-        subject = re.search(r"\b(?:which|what)\s+(?:[\w.-]+\s+){1,3}?(\w+(?:s|ed))\s", self.text, re.IGNORECASE)
-        relative = re.findall(r"\b(?:that|which|who)\s+(\w+(?:s|ed))\b", self.text[5:], re.IGNORECASE)
-        found = {
-            stem(word)
-            for word in [*([subject[1]] if subject and _is_verb(subject[1]) and not set(stems(subject[0])) & STOP_STEMS - ASKING_STEMS else []), *relative]
-        }
-        return frozenset(found) - REMOVING - JUDGING
+        found = re.findall(r"\b(?:that|which|who)\s+(\w+(?:s|ed))\b", self.text[5:], re.IGNORECASE)
+        behind = re.search(r"\b(?:which|what)\s+(?:[\w.-]+\s+){1,3}?(\w+(?:s|ed))\s", self.text, re.IGNORECASE)
+        if behind and _is_verb(behind[1]) and not set(stems(behind[0])) & STOP_STEMS - ASKING_STEMS:
+            found.append(behind[1])
+        return frozenset(stem(word) for word in found) - REMOVING - JUDGING
 
     @cached_property
     def defined(self) -> list[str]:

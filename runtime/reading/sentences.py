@@ -67,6 +67,8 @@ def answer_from_sentences(question: Question, evidence: Evidence) -> list[Claim]
         return []
     votes = Counter(name for one in found for name in one.names)
     best = max(found, key=lambda one: one.score + _support(one, votes))
+    newer = [one for one in found if one.claim.passage.doc_id in best.claim.passage.superseded_by and one.score + _support(one, votes) >= SURE]
+    best = max(newer, key=lambda one: one.score + _support(one, votes), default=best)
     if best.score + _support(best, votes) < SURE:
         return []
     names = {name for name in best.names if votes[name] == max(votes[name] for name in best.names)}

@@ -4,10 +4,11 @@ import asyncio
 import json
 from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
-from refold import Budgets, Policy, Tool, tool
+from refold import Agent, Budgets, Policy, Tool, tool
 from refold.runtime import ports as p
 
 
@@ -47,8 +48,6 @@ def test_B054_a_call_without_any_fragment_of_arguments_has_none(stage, results_o
         [p.TextDelta(text="done"), p.Finished(stop_reason="stop")],
     )
     # when it is run
-    from refold import Agent
-
     result = Agent(model=model, tools=[ping]).run_sync("Ping.", store=stage.store)
     # then the tool runs
     assert results_of(result)["t1.1"] == ("success", "pong")
@@ -145,7 +144,13 @@ def test_B056_malformed_arguments_do_not_end_the_run(stage, results_of):
     results = results_of(result)
     assert result.status == "completed"
     assert ran == ["sibling", "last"]
-    assert [results[call][0] for call in ("t1.1", "t1.2", "t2.1", "t3.1", "t4.1")] == ["invalid_arguments", "success", "invalid_arguments", "invalid_arguments", "success"]
+    assert [results[call][0] for call in ("t1.1", "t1.2", "t2.1", "t3.1", "t4.1")] == [
+        "invalid_arguments",
+        "success",
+        "invalid_arguments",
+        "invalid_arguments",
+        "success",
+    ]
 
 
 def test_B056_bad_calls_in_a_row_can_be_limited(stage):
@@ -202,7 +207,9 @@ def test_B058_arguments_encoded_twice_are_refused_and_the_model_is_told_how_to_s
 
     text = json.dumps(json.dumps({"city": "Graz"}))
     # when
-    result = stage.play([{"calls": [{"name": "weather", "arguments": text}]}, {"calls": [{"name": "weather", "arguments": {"city": "Graz"}}]}, {"text": "fine"}], [weather])
+    result = stage.play(
+        [{"calls": [{"name": "weather", "arguments": text}]}, {"calls": [{"name": "weather", "arguments": {"city": "Graz"}}]}, {"text": "fine"}], [weather]
+    )
     # then the outer string never reaches the tool; the model is told, sends an object, and that runs
     kind, content = results_of(result)["t1.1"]
     assert (kind, ran) == ("invalid_arguments", ["Graz"])
@@ -237,7 +244,9 @@ def test_B059_a_nested_list_sent_as_a_string_is_named_and_real_strings_are_never
     assert got == [([Item(name="a")], "[1,2]")]
 
 
-@pytest.mark.parametrize("text", ['{"n": ', "nonsense", "[1]", '{"n": "\x00"}', '{"n": "\\ud83d"}', '{"n": ' + "9" * 5000 + "}", "[" * 3000, '{"n":' * 300 + "1" + "}" * 300])
+@pytest.mark.parametrize(
+    "text", ['{"n": ', "nonsense", "[1]", '{"n": "\x00"}', '{"n": "\\ud83d"}', '{"n": ' + "9" * 5000 + "}", "[" * 3000, '{"n":' * 300 + "1" + "}" * 300]
+)
 def test_B060_a_malformed_call_does_not_poison_the_history(stage, results_of, text):
     # given a strict provider (every request is checked when the scenario ends) and one malformed call
     @tool(effect="read")
@@ -287,8 +296,6 @@ def test_B061_a_call_with_a_control_character_is_not_dropped(stage, results_of):
         ],
         [p.TextDelta(text="done"), p.Finished(stop_reason="stop")],
     )
-    from refold import Agent
-
     # when
     result = Agent(model=model, tools=[look]).run_sync("Look.", store=stage.store)
     # then there is one invalid call with its own result, not an empty answer

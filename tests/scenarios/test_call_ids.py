@@ -50,7 +50,11 @@ def searches(with_id: str) -> list[list[p.Part]]:
     """A stream of two searches by a provider that gives no ids, or the same useless one."""
     calls: list[p.Part] = []
     for index, query in enumerate("AB"):
-        calls += [p.ToolCallOpened(index=index, name="search", id=with_id), p.ArgumentsDelta(index=index, text='{"q":'), p.ArgumentsDelta(index=index, text=f'"{query}"}}')]
+        calls += [
+            p.ToolCallOpened(index=index, name="search", id=with_id),
+            p.ArgumentsDelta(index=index, text='{"q":'),
+            p.ArgumentsDelta(index=index, text=f'"{query}"}}'),
+        ]
     return [[*calls, p.Finished(stop_reason="tool_calls")], [p.TextDelta(text="done"), p.Finished(stop_reason="stop")]]
 
 

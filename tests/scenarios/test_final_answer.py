@@ -124,7 +124,9 @@ def test_B174_after_the_nudge_an_answer_is_an_answer(stage):
     assert (result.status, result.answer) == ("completed", "Four.")
 
 
-@pytest.mark.parametrize("entry", [{"refusal": "I cannot help with that."}, {"text": "", "stop_reason": "refusal"}, {"text": "I cannot.", "stop_reason": "refusal"}])
+@pytest.mark.parametrize(
+    "entry", [{"refusal": "I cannot help with that."}, {"text": "", "stop_reason": "refusal"}, {"text": "I cannot.", "stop_reason": "refusal"}]
+)
 def test_B174_a_refusal_is_no_answer(stage, entry):
     # given a model that declines in the field for it
     # when

@@ -76,8 +76,10 @@ def test_B117_the_history_does_not_grow_by_being_resumed(stage, twin):
 
     class Pausing:
         spec = "script"
-        pauses = {2, 3, 4, 5, 6}
-        running: Any = None
+
+        def __init__(self) -> None:
+            self.pauses = {2, 3, 4, 5, 6}
+            self.running: Any = None
 
         async def stream(self, request: p.Request) -> Any:
             if request.turn in self.pauses:

@@ -16,7 +16,10 @@ def look(at: int) -> str:
 
 
 def looks(first: int, count: int) -> list[dict[str, Any]]:
-    return [{"calls": [{"name": "look", "arguments": {"at": n}}], "usage": {"input_tokens": 100, "output_tokens": 10}, "cost_usd": "0.01"} for n in range(first, first + count)]
+    return [
+        {"calls": [{"name": "look", "arguments": {"at": n}}], "usage": {"input_tokens": 100, "output_tokens": 10}, "cost_usd": "0.01"}
+        for n in range(first, first + count)
+    ]
 
 
 def test_B081_a_run_out_of_turns_is_no_success_and_says_why(stage, results_of):

@@ -154,7 +154,11 @@ def test_B078_words_key_order_and_spaces_do_not_hide_a_repeat(stage, results_of)
     ("one", "other", "same"),
     [
         ('{"at": "a", "deep": 1}', '{"at": "a", "deep": 1.0}', True),  # a number of the tool's type is one value, however it is written
-        ('{"at": "\\u00e9", "deep": 1}', '{"at": "e\\u0301", "deep": 1}', False),  # normal forms of a text are different texts: a file system may tell them apart
+        (
+            '{"at": "\\u00e9", "deep": 1}',
+            '{"at": "e\\u0301", "deep": 1}',
+            False,
+        ),  # normal forms of a text are different texts: a file system may tell them apart
         ('{"at": "a", "deep": 1}', '{"at": "a ", "deep": 1}', False),
         ('{"at": "a", "deep": 1}', '{"at": "A", "deep": 1}', False),
         ('{"at": "a", "deep": 1}', '{"at": "a", "deep": 1.0000000000000002}', False),

@@ -24,6 +24,11 @@ RAISED: dict[str, Any] = {
 }
 
 
+def made(raised: str) -> BaseException:
+    error: BaseException = RAISED[raised]()
+    return error
+
+
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 @pytest.mark.parametrize("raised", RAISED)
 def test_B007_whatever_a_tool_raises_is_an_error_result(stage, results_of, raised, is_async):
@@ -31,12 +36,12 @@ def test_B007_whatever_a_tool_raises_is_an_error_result(stage, results_of, raise
     @tool(effect="read", name="break_it")
     async def break_async() -> str:
         """Break."""
-        raise RAISED[raised]()
+        raise made(raised)
 
     @tool(effect="read", name="break_it")
     def break_sync() -> str:
         """Break."""
-        raise RAISED[raised]()
+        raise made(raised)
 
     @tool(effect="read")
     def work() -> str:
@@ -63,7 +68,7 @@ def test_B007_a_model_that_raises_such_an_exception_fails_the_run_and_nothing_el
 
         async def stream(self, request: p.Request) -> Any:
             yield p.TextDelta(text="Well")
-            raise RAISED[raised]()
+            raise made(raised)
 
     # when
     result = Agent(model=Model()).run_sync("Do it.", store=stage.store)

@@ -334,6 +334,7 @@ def test_every_example_ends_as_its_name_says() -> None:
         "a validator with a bug": ("failed", "validator"),
         "a refusal": ("failed", "refusal"),
         "calls in the last turn": ("stopped", "max_turns"),
+        "calls over the limit": ("stopped", "max_tool_calls"),
         "tokens used up": ("stopped", "max_tokens"),
         "money used up": ("stopped", "max_cost_usd"),
         "stop at the first failure": ("failed", "on_tool_error"),

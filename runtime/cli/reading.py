@@ -1,0 +1,205 @@
+"""`show`, `log`, `runs`, `pending`: look at runs. Nothing here appends, and a store that is not there is never made."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from refold.events.codec import Unreadable, full_line, read, read_line
+from refold.events.storage import PayloadMissing, StoreMissing
+from refold.events.words import RunId
+from refold.fsm.machine import Illegal
+from refold.projections.run import Run
+from refold.projections.view import pending_of
+from refold.runtime.cli import options as o
+from refold.runtime.cli import output, viewing
+from refold.runtime.cli.exits import COMPLETED, Refused
+from refold.runtime.cli.render import Page, clock, cut, one_line, since
+from refold.runtime.cli.running import opened, waiting_lines
+from refold.runtime.cli.telling import words
+from refold.runtime.journal import loader
+from refold.runtime.store import Store
+
+FOLLOW_S: Final = 0.1
+STATUSES: Final = ("running", "waiting_for_user", "completed", "stopped", "failed", "cancelled")
+
+
+def show(options: o.Show) -> int:
+    """A run at a position."""
+    from refold.runtime.show import show as shown
+
+    with opened(options) as store:
+        view = shown(store, store.resolve(options.run), options.at)
+    if options.json:
+        output.document(view)
+    else:
+        output.line("\n".join(viewing.lines(view, Page())))
+    return COMPLETED
+
+
+# -- log
+
+
+def log(options: o.Log) -> int:
+    """The records of a run, as stored or in words."""
+    types = _types(options.types)
+    with opened(options) as store:
+        run_id = store.resolve(options.run)
+        page, after = Page(), 0
+        while True:
+            seen = store.log.changed()
+            after, ended, read_on = _print(options, store, run_id, after, types, page)
+            if not read_on or ended or not options.follow:
+                return COMPLETED
+            while store.log.changed() == seen:
+                time.sleep(FOLLOW_S)
+
+
+def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[str] | None, page: Page) -> tuple[int, bool, bool]:
+    """Print what is new; gives the last position, whether the run has ended, and whether anybody still reads."""
+    ended = False
+    load = loader(store.log, run_id, many=True)
+    for row in store.log.scan(run_id, after):
+        after = row.position
+        if row.type in ("run_completed", "run_stopped", "run_failed", "run_cancelled"):
+            ended = True
+        if types is not None and row.type not in types:
+            continue
+        if options.full:
+            record = read(row.state, load)
+            data = full_line(record, _Payloads(store, run_id))
+        else:
+            data = row.state
+        if not (output.raw(data + b"\n", flush=options.follow) if options.json else output.line(_in_words(data if options.full else row.state, load, page))):
+            return after, ended, False
+    return after, ended, True
+
+
+class _Payloads(dict[str, bytes]):
+    """The payloads of a run, loaded when they are asked for."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        super().__init__()
+        self._load = loader(store.log, run_id, many=True)
+
+    def __missing__(self, digest: str) -> bytes:
+        self[digest] = self._load(digest)
+        return self[digest]
+
+
+def _in_words(stored: bytes, load: Any, page: Page) -> str:
+    """A record as a line for people; one that cannot be read says so and stands in its place."""
+    try:
+        record = read(stored, load)
+    except (Unreadable, PayloadMissing) as error:
+        return page.paint(f"   ?  cannot be read: {one_line(str(error), page.room(10))}", "red")
+    call = record.call or ""
+    moved = "" if record.source == record.target else record.target
+    head = f"{record.position:>4}  {clock(record.at)}  "
+    title = f"{record.type:<23} "
+    text = " ".join(part for part in (call, words(record)) if part)
+    room = page.room(len(head) + len(title), otherwise=160)
+    tail = cut(text, room if not moved else max(12, room))
+    return page.paint(head, "dim") + page.paint(title, "bold" if moved else "") + tail
+
+
+def _types(given: str | None) -> set[str] | None:
+    from refold.events.codec import FACTS
+
+    if given is None:
+        return None
+    types = {name.strip() for name in given.split(",") if name.strip()}
+    unknown = sorted(types - FACTS.keys())
+    if unknown or not types:
+        from difflib import get_close_matches
+
+        near = get_close_matches(unknown[0], FACTS, n=1) if unknown else []
+        raise Refused(f"--types {given}: there is no record of type {unknown[0] if unknown else given!r}" + (f"; did you mean {near[0]}?" if near else f"; the types are {', '.join(FACTS)}"))
+    return types
+
+
+# -- lists
+
+
+def runs(options: o.Runs) -> int:
+    """All runs of the store."""
+    if options.status is not None and options.status not in STATUSES:
+        raise Refused(f"--status {options.status}: it is one of {', '.join(STATUSES)}")
+    found = [row for row in _listed(options) if options.status is None or row["status"] == options.status]
+    if options.json:
+        output.document(found)
+        return COMPLETED
+    if not found:
+        output.note("no runs" if options.status is None else f"no runs are {options.status}")
+        return COMPLETED
+    page = Page()
+    rows = [(row["run_id"], row["status"], str(row["turns"]), since(row["started_at"]) if row["started_at"] else "", one_line(row["goal"])) for row in found]
+    rows = [(run_id, _word(status), turns, started, goal) for run_id, status, turns, started, goal in rows]
+    for line in page.table(("RUN", "STATUS", "TURNS", "STARTED", "GOAL"), rows):
+        if not output.line(line):
+            break
+    return COMPLETED
+
+
+def _word(status: str) -> str:
+    return "waiting" if status == "waiting_for_user" else status
+
+
+def _listed(options: o.Common) -> list[dict[str, Any]]:
+    try:
+        with opened(options) as store:
+            return [_row(store, run_id) for run_id in store.runs()]
+    except StoreMissing:
+        return []
+
+
+def _row(store: Store, run_id: str) -> dict[str, Any]:
+    """A run in the documented shape; one whose log cannot be followed is listed with the reason."""
+    try:
+        run = store.journal(run_id).run
+    except (Illegal, Unreadable, PayloadMissing) as error:
+        return {"run_id": run_id, "goal": "", "status": "damaged", "state": None, "turns": 0, "started_at": None, "updated_at": None, "driver": None, "detail": one_line(str(error))}
+    driver = {"host": run.driver.host, "pid": run.driver.pid, "since": run.driver.since} if run.driver is not None else None
+    return {
+        "run_id": run.id,
+        "goal": run.goal,
+        "status": run.status,
+        "state": run.state,
+        "turns": run.turn,
+        "started_at": run.started_at,
+        "updated_at": run.at,
+        "driver": driver,
+    }
+
+
+def pending(options: o.Pending) -> int:
+    """What waits for a human, over all runs."""
+    found = list(_waiting(options))
+    if options.json:
+        output.document(found)
+        return COMPLETED
+    if not found:
+        output.note("nothing waits for anybody")
+    page = Page()
+    for asked in found:
+        first, *rest = waiting_lines(options, asked)
+        age = page.paint(f" · {since(asked['since'])}", "dim")
+        for number, line in enumerate(page.paragraphs(first)):
+            output.line(line + (age if number == 0 and page.width is None else ""))
+        if page.width is not None:
+            output.line(page.paint(f"    since {since(asked['since'])}", "dim"))
+        for line in rest:
+            output.line(page.paint(line, "cyan"))
+    return COMPLETED
+
+
+def _waiting(options: o.Common) -> Iterator[dict[str, Any]]:
+    try:
+        with opened(options) as store:
+            for run_id in store.runs():
+                try:
+                    run: Run = store.journal(run_id).run
+                except (Illegal, Unreadable, PayloadMissing):
+                    continue  # `runs` lists it as damaged
+                yield from pending_of(run)
+    except StoreMissing:
+        return
