@@ -129,6 +129,8 @@ def _fitting(expected: int, position: int, stored: bytes, before: Record | None,
         record = read(stored, load)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"its data cannot be read: {error}") from error
+    if record.call != getattr(record.fact, "call", None):
+        raise Unreadable(f"it is of call {record.call}, and its data names another")
     _check_batch(record, before)
     return record
 
@@ -224,14 +226,17 @@ def _judged(name: str, named: Named, history: History) -> Invariant:
     breaches: list[str | int] = []
     broken_at: int | None = None
     more = [0, 0]
-    for sign in named.judge(history):
-        shown = breaches if sign.broken else proofs
-        if sign.broken and broken_at is None:
-            broken_at = sign.position
-        if len(shown) < EVIDENCE_MAX:
-            shown.append(sign.words or sign.position)
-        else:
-            more[sign.broken] += 1
+    try:
+        for sign in named.judge(history):
+            shown = breaches if sign.broken else proofs
+            if sign.broken and broken_at is None:
+                broken_at = sign.position
+            if len(shown) < EVIDENCE_MAX:
+                shown.append(sign.words or sign.position)
+            else:
+                more[sign.broken] += 1
+    except (ArithmeticError, ValueError, msgspec.MsgspecError) as error:  # an amount or a time in the records that is none
+        breaches.append(f"it cannot be judged: {error}")
     evidence = breaches or proofs
     left_out = more[bool(breaches)]
     return Invariant(id=name, ok=not breaches, title=named.title, evidence=(*evidence, *([f"and {left_out} more"] if left_out else [])), broken_at=broken_at)

@@ -3,8 +3,10 @@
 They add up the records once more, by other code than the fold's, so that the two check each other.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from decimal import Decimal
+from fractions import Fraction
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,7 +19,7 @@ from refold.fsm import limits
 from refold.fsm.calls import TOOL_ERRORS
 from refold.fsm.evidence import NONE_YET, History, Settings, Sign, Signs, broken, in_force
 
-MILLION: Final = Decimal(1_000_000)
+MILLION: Final = 1_000_000
 
 
 class Sums(msgspec.Struct, kw_only=True):
@@ -33,7 +35,7 @@ class Sums(msgspec.Struct, kw_only=True):
     cached_input_tokens: int = 0
     output_tokens: int = 0
     estimated_tokens: int = 0
-    cost_usd: Decimal = Decimal(0)
+    cost_usd: Fraction = Fraction(0)
     active_us: int = 0
     asked: bool = False
     """Whether a request has had no response."""
@@ -87,19 +89,20 @@ def _book(sums: Sums, usage: f.Usage | None, said: str, elapsed_us: int) -> None
         sums.input_tokens += usage.input_tokens
         sums.cached_input_tokens += usage.cached_input_tokens
         sums.output_tokens += usage.output_tokens
-    sums.cost_usd += Decimal(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
+    sums.cost_usd += Fraction(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
 
 
-def _priced(usage: f.Usage, price: f.Price | None) -> Decimal:
+def _priced(usage: f.Usage, price: f.Price | None) -> Fraction:
     if price is None:
-        return Decimal(0)
+        return Fraction(0)
     fresh = usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens
-    of_input = (
-        fresh * Decimal(price.input)
-        + usage.cached_input_tokens * Decimal(price.cached_input or price.input)
-        + usage.cache_write_tokens * Decimal(price.cache_write or price.input)
+    classes = (
+        (fresh, price.input),
+        (usage.cached_input_tokens, price.cached_input or price.input),
+        (usage.cache_write_tokens, price.cache_write or price.input),
+        (usage.output_tokens, price.output),
     )
-    return (of_input + usage.output_tokens * Decimal(price.output)) / MILLION
+    return sum((tokens * Fraction(each) for tokens, each in classes), Fraction(0)) / MILLION
 
 
 # -- I4
@@ -231,8 +234,8 @@ def _used_up(reason: Reason, history: History, record: Record, sums: Sums, setti
             # What the next request would have read is in no record, so here the fold has to be asked.
             stamp = Stamp(at=record.at, driver=record.driver)
             return exceeded.detail if history.folded_whole and (exceeded := limits.tokens(history.run, stamp)) is not None else ""
-        case "max_cost_usd" if budgets.max_cost_usd is not None and sums.cost_usd >= Decimal(budgets.max_cost_usd):
-            return f"{sums.cost_usd} USD of {budgets.max_cost_usd}"
+        case "max_cost_usd" if budgets.max_cost_usd is not None and sums.cost_usd >= Fraction(budgets.max_cost_usd):
+            return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
         case "timeout_s" if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
             return f"{sums.active_us} us of {budgets.timeout_s} s"
         case "deadline" if budgets.deadline is not None and record.at >= limits.instant(budgets.deadline):
@@ -272,13 +275,14 @@ def identical_actions_are_limited(history: History) -> Signs:
         if check is None:
             continue
         since = said if check.effect == "side_effect" else max(said, _other_write(last_write, check.signature))
-        times = sum(place > since for place in places.setdefault(check.signature, [])) + 1
+        before = places.setdefault(check.signature, [])
+        times = len(before) - bisect_right(before, since) + 1
         most = settings.policy.max_duplicate_actions
         if times > most and not check.repeatable and check.call not in chosen:
             yield broken(position, f"{check.call}: performed at {position}, the {times}. time since {since}; allowed are {most}")
         elif times > 1:
             yield Sign(position, f"{check.call}: performed at {position}, the {times}. time since {since}")
-        places[check.signature].append(position)
+        before.append(position)
         if check.effect != "read":
             # Two are enough to know the last write by another action: those of the last two that differ.
             others = [(signature, at) for signature, at in last_write.items() if signature != check.signature]
@@ -388,7 +392,7 @@ def counters_are_sums(history: History) -> Signs:
 def _compared(history: History, sums: Sums) -> Signs:
     run, at = history.run, history.run.position
     spent = run.spent
-    folded = {
+    folded: dict[str, tuple[int | Fraction, int | Fraction]] = {
         "turns": (sums.turns, run.turn),
         "requests": (sums.requests, run.number),
         "tool calls": (sums.calls, spent.tool_calls),
@@ -396,11 +400,15 @@ def _compared(history: History, sums: Sums) -> Signs:
         "cached input tokens": (sums.cached_input_tokens, spent.reported.cached_input_tokens),
         "output tokens": (sums.output_tokens, spent.reported.output_tokens),
         "estimated tokens": (sums.estimated_tokens, spent.estimated.total),
-        "USD": (sums.cost_usd, Decimal(spent.cost_usd)),
+        "USD": (sums.cost_usd, Fraction(spent.cost_usd)),
         "us of active time": (sums.active_us, spent.active_us),
     }
     for what, (added, kept) in folded.items():
         if added != kept:
-            yield broken(at, f"{what}: the events add up to {added}, the counter says {kept}")
+            yield broken(at, f"{what}: the events add up to {_in_decimals(added)}, the counter says {_in_decimals(kept)}")
         elif added:
-            yield Sign(at, f"{what}: {added}")
+            yield Sign(at, f"{what}: {_in_decimals(added)}")
+
+
+def _in_decimals(amount: int | Fraction) -> str:
+    return str(amount) if isinstance(amount, int) else format(Decimal(amount.numerator) / amount.denominator, "f")

@@ -38,14 +38,15 @@ def _claim(run: Run, records: Iterable[Record]) -> f.FinalProposed | None:
     return next((record.fact for record in records if record.position == at and isinstance(record.fact, f.FinalProposed)), None)
 
 
-def superseded_by(records: Iterable[Record]) -> dict[str, Any]:
+def superseded_by(records: Iterable[Record]) -> dict[str, str]:
     """Document to its successor, as results of tools say in `metadata`."""
-    found: dict[str, Any] = {}
+    found: dict[str, str] = {}
     for record in records:
         if isinstance(record.fact, f.ToolSucceeded) and isinstance(record.fact.result, dict):
             metadata, doc_id = record.fact.result.get("metadata"), record.fact.result.get("doc_id")
             if isinstance(metadata, dict) and isinstance(doc_id, str) and metadata.get("superseded_by"):
-                found[doc_id] = metadata["superseded_by"]
+                newer = metadata["superseded_by"]
+                found[doc_id] = ", ".join(map(str, newer)) if isinstance(newer, list) else str(newer)
     return found
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from refold.runtime.schemas import Complaint
 from refold.runtime.signatures import Signature
+from refold.runtime.text import whole
 from refold.runtime.tools import Tool
 from refold.runtime.values import DIGITS_MAX, NotStorable, to_json
 
@@ -246,7 +247,7 @@ def _message(tool: Tool, refused: _Refused, length: int) -> str:
 
 
 def _cut(text: str, bytes_max: int) -> str:
-    encoded = text.encode("utf-8", "replace")
+    encoded = (text := whole(text)).encode()
     return text if len(encoded) <= bytes_max else encoded[: bytes_max - 3].decode("utf-8", "ignore") + "..."
 
 

@@ -14,6 +14,7 @@ import anyio
 
 from refold.events.words import Kind
 from refold.runtime.arguments import revive
+from refold.runtime.text import whole
 from refold.runtime.threads import NoThread, Raised, Returned, run_in_daemon_thread
 from refold.runtime.tools import Note, NotPerformed, RetryableToolError, Tool, ToolContext, ToolResult
 from refold.runtime.values import NotStorable, TooLarge, to_json
@@ -217,9 +218,9 @@ def _success(tool: Tool, value: object, max_bytes: int) -> Succeeded | Failed:
 def _note(note: object) -> Note:
     match note:
         case str():
-            return Note(_whole(note))
+            return Note(whole(note))
         case Note(text=str(text)):
-            return Note(_whole(text), _sources(note.source_ids))
+            return Note(whole(text), _sources(note.source_ids))
     raise NotStorable(f"notes must be texts or Notes, not {type(note).__name__}")
 
 
@@ -228,7 +229,7 @@ def _sources(source_ids: object) -> tuple[str, ...]:
     wrong = [each for each in listed if not isinstance(each, str)]
     if wrong:
         raise NotStorable(f"source_ids must be strings, not {type(wrong[0]).__name__}")
-    return tuple(_whole(each) for each in cast("list[str]", listed))
+    return tuple(whole(each) for each in cast("list[str]", listed))
 
 
 def _listed(items: object, name: str) -> list[object]:
@@ -274,10 +275,6 @@ def _is_cancellation(outcome: Succeeded | Failed) -> bool:
     return isinstance(outcome, Failed) and outcome.error_type == "CancelledError"
 
 
-def _whole(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
 def _bounded(text: str) -> str:
-    encoded = text.encode("utf-8", "replace")
+    encoded = whole(text).encode()
     return encoded.decode() if len(encoded) <= TEXT_BYTES_MAX else encoded[: TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."

@@ -123,6 +123,11 @@ class Index:
     def close(self) -> None:
         self._db.close()
 
+    def __del__(self) -> None:
+        # Newer versions of Python warn of a connection that nobody closed.
+        with contextlib.suppress(AttributeError, sqlite3.Error):
+            self._db.close()
+
     def _rows(self, sql: str, *values: object) -> list[Any]:
         try:
             return self._db.execute(sql, values).fetchall()

@@ -11,10 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from refold.events.chain import digest_of
+from refold.projections.run import Run
 from refold.runtime import calculate as arithmetic
+from refold.runtime.agent import Agent
+from refold.runtime.consults import Validator
 from refold.runtime.documents import DocumentPart, Skipped
 from refold.runtime.index import Entry, Hit, Index, query_terms
+from refold.runtime.ports import Model
+from refold.runtime.settings import Budgets, Policy
 from refold.runtime.tools import Note, Tool, ToolResult, tool
+from refold.runtime.validators import cites_read_documents
 
 INSTRUCTIONS: Final = """\
 You answer questions from a folder of documents, and from nothing else.
@@ -158,8 +165,14 @@ class Library:
             **evidence,
         }
 
+    def superseded_by(self, doc_id: str) -> list[str]:
+        """The successors of a document, none for one that holds or is not there."""
+        with self._lock:
+            entry = self._index.entry(doc_id)
+            return self._successors(entry) if entry is not None else []
+
     def _evidence(self, entry: Entry) -> dict[str, Any]:
-        """Version, date, status and successor, where the document states them; the file's own time and the hash of its content always.
+        """Version, date, status and successor, where the document states them; the day of the file and the hash of its content always.
 
         No reading of a clock: the record of the call has the time of retrieval, and the same document gives the same evidence twice.
         """
@@ -171,7 +184,7 @@ class Library:
             "version": version,
             "superseded_by": self._successors(entry) or None,
         }
-        file = {"modified": datetime.fromtimestamp(entry.mtime_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "content_hash": entry.content_hash}
+        file = {"file_date": datetime.fromtimestamp(entry.mtime_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d"), "content_hash": entry.content_hash}
         return {name: value for name, value in stated.items() if value} | file | ({"notes": list(entry.notes)} if entry.notes else {})
 
     def _successors(self, entry: Entry) -> list[str]:
@@ -213,3 +226,41 @@ def _page(parts: list[DocumentPart]) -> list[DocumentPart]:
             break
         shown.append(one)
     return shown
+
+
+def research_agent(folders: Sequence[Path], *, store_url: str, model: str | Model | None = None, budgets: Budgets | None = None, policy: Policy | None = None) -> Agent:
+    """The agent that answers from these folders and cites what it read. Raises DocumentsError when there is nothing to read."""
+    library = Library(folders, index_beside(store_url, folders))
+    return Agent(
+        model=model,
+        instructions=INSTRUCTIONS,
+        tools=library.tools(),
+        validators=[cites_read_documents, says_what_is_superseded(library)],
+        budgets=budgets or Budgets(max_turns=24, max_tokens=1_000_000),
+        policy=policy,
+        name="research",
+        documents=[str(folder) for folder in folders],
+    )
+
+
+def index_beside(store_url: str, folders: Sequence[Path]) -> Path | None:
+    """Where the index of these folders lives: beside a store that is a file, else in memory. It can be deleted at any time."""
+    path = store_url.removeprefix("sqlite:///").partition("?synchronous=")[0]
+    if path == store_url:
+        return None
+    roots = "\n".join(str(folder.resolve()) for folder in folders)
+    return Path(path).parent / f"index-{digest_of(roots.encode('utf-8', 'surrogateescape'))[:12]}.db"
+
+
+def says_what_is_superseded(library: Library) -> Validator:
+    """The rule that an answer which cites a superseded document says so."""
+
+    def says_superseded(_run: Run, answer: str, citations: tuple[str, ...]) -> list[str]:
+        complaints = []
+        for doc_id in dict.fromkeys(citation.partition("#")[0] for citation in citations):
+            newer = library.superseded_by(doc_id)
+            if newer and "supersede" not in answer.lower() and "replaced" not in answer.lower():
+                complaints.append(f"[{doc_id}] is superseded by {', '.join(newer)}: cite what holds today, or say that it is superseded")
+        return complaints
+
+    return says_superseded

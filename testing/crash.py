@@ -93,7 +93,7 @@ def fates(place: Place, fault: Fault) -> Iterator[Fate]:
         nth, came = nth + 1, fate.came
 
 
-def survive(trial: Trial, log: Log, fate: Fate | None = None) -> Survived:
+def survive(trial: Trial, log: Log, fate: Fate | None = None, *, own_loop: bool = False) -> Survived:
     """Drive a run into its fate, and on in fresh processes until it ends."""
     fate = fate or Fate()
     heard: list[bytes] = []
@@ -101,7 +101,7 @@ def survive(trial: Trial, log: Log, fate: Fate | None = None) -> Survived:
     met, fault = fate, None
     for _ in range(PROCESSES_MAX):
         try:
-            result = _process(trial, FaultyLog(log, met), met, heard)
+            result = _process(trial, FaultyLog(log, met), met, heard, own_loop)
         except (Died, StoreUnavailable) as error:
             if fault is not None:
                 raise AssertionError(f"{fate!r} struck twice") from error
@@ -113,7 +113,7 @@ def survive(trial: Trial, log: Log, fate: Fate | None = None) -> Survived:
     raise AssertionError(f"{fate!r}: the run did not end in {PROCESSES_MAX} processes; it is in {result.state}, {result.status}")
 
 
-def _process(trial: Trial, log: Log, fate: Fate, heard: list[bytes]) -> Result:
+def _process(trial: Trial, log: Log, fate: Fate, heard: list[bytes], own_loop: bool) -> Result:
     """One process: begin the run or take it up, and settle what waits for a human."""
 
     def hear(shown: object) -> None:
@@ -122,9 +122,9 @@ def _process(trial: Trial, log: Log, fate: Fate, heard: list[bytes]) -> Result:
 
     store, agent = Store(log, "memory:"), mortal(trial.agent(), fate)
     if log.head(RUN) is None:
-        result = asyncio.run(agent.run(trial.goal, store=store, run_id=RUN, heard=hear))
+        result = asyncio.run(agent.run(trial.goal, store=store, run_id=RUN, heard=hear, own_loop=own_loop))
     else:
-        result = asyncio.run(agent.resume(RUN, store=store, heard=hear))
+        result = asyncio.run(agent.resume(RUN, store=store, heard=hear, own_loop=own_loop))
     for call in result.run.calls if result.run.waits else ():
         if call.phase in ("waiting", "doubt"):
             trial.human(store, RUN, call)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from refold.events.storage import Conflict, Log, Row, StoreUnavailable, Submission
+from refold.events.words import Digest
 from refold.projections.run import Run
 from refold.runtime import ports as p
 from refold.runtime.agent import Agent
@@ -32,8 +33,8 @@ class Fate:
     """What will go wrong, once: the `nth` passing of `place`. A process without a fate is left alone and counts what it passes."""
 
     def __init__(self, place: Place | None = None, nth: int = 0, fault: Fault = "death") -> None:
-        if fault != "death" and place not in ("append", "appended"):
-            raise ValueError(f"only an append can meet {fault!r}, not {place!r}")
+        if (fault == "unavailable" and place not in ("append", "appended")) or (fault == "conflict" and place != "append"):
+            raise ValueError(f"{place!r} cannot meet {fault!r}")
         self.place, self.nth, self.fault = place, nth, fault
         self.passed: dict[Place, int] = {}
         self.came = False
@@ -64,21 +65,31 @@ class FaultyLog(Log):
         self.log, self.fate = log, fate or Fate()
 
     def _append(self, submission: Submission) -> None:
-        self._submit(submission).result()
+        self._strike_before(submission)
+        self.log.append(*submission[:-1], create=submission.create)
+        self._strike_behind()
 
     def _submit(self, submission: Submission) -> "Future[None]":
-        match self.fate.meets("append"):
-            case "unavailable":
-                return _refused(StoreUnavailable("the store failed before it stored anything: a fault on demand"))
-            case "conflict":
-                return _refused(Conflict(submission.run_id, submission.expected, submission.expected))
-            case _:
-                pass
-        future = self.log.submit(submission.run_id, submission.expected, submission.rows, submission.payloads, create=submission.create)
-        wait([future])
-        if future.exception() is None and (fault := self.fate.meets("appended")) is not None:
-            return _refused(StoreUnavailable(f"the store failed after it stored everything: a fault on demand ({fault})"))
+        try:
+            self._strike_before(submission)
+            future = self.log.submit(*submission[:-1], create=submission.create)
+            wait([future])
+            if future.exception() is None:
+                self._strike_behind()
+        except (Conflict, StoreUnavailable) as error:
+            return _refused(error)
         return future
+
+    def _strike_before(self, submission: Submission) -> None:
+        fault = self.fate.meets("append")
+        if fault == "unavailable":
+            raise StoreUnavailable("the store failed before it stored anything: a fault on demand")
+        if fault == "conflict":
+            raise Conflict(submission.run_id, submission.expected, submission.expected)
+
+    def _strike_behind(self) -> None:
+        if self.fate.meets("appended") is not None:
+            raise StoreUnavailable("the store failed after it stored everything: a fault on demand")
 
     def scan(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
         return self.log.scan(run_id, after, upto)
@@ -89,7 +100,7 @@ class FaultyLog(Log):
     def payload(self, run_id: str, digest: str) -> bytes:
         return self.log.payload(run_id, digest)
 
-    def payloads(self, run_id: str) -> dict[str, bytes]:
+    def payloads(self, run_id: str) -> dict[Digest, bytes]:
         return self.log.payloads(run_id)
 
     def runs(self) -> list[str]:

@@ -4,12 +4,14 @@ Decisions are appended through the store like those of any other process, and th
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from refold.projections.run import Run
 from refold.projections.view import pending_of
-from refold.runtime.cli import output
 from refold.runtime.cli import options as o
+from refold.runtime.cli import output
 from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.render import one_line, visible
 from refold.runtime.store import NotAsked, Store
@@ -23,48 +25,51 @@ def decided(options: o.Driving, store: Store, run: Run, interruption: Interrupti
     asked = pending_of(run)
     granted = [one for one in asked if one["kind"] == "approval" and one["name"] in options.approve]
     for one in granted:
-        _append(lambda one=one: store.approve_sync(run.id, one["call_id"], digest=one["digest"], who=BY_OPTION))  # type: ignore[misc]
+        _append(partial(store.approve_sync, run.id, one["call_id"], digest=one["digest"], who=BY_OPTION))
     left = [one for one in asked if one not in granted and one["kind"] != "doubt"]
     if not left or options.no_input or sys.stdin is None or not sys.stdin.isatty():
         return bool(granted)
+    answered = len(granted)
     try:
-        return all([_ask(store, run.id, one) for one in left])
+        for one in left:
+            _ask(store, run.id, one)
+            answered += 1
     except EOFError:
         output.note("")
-        return bool(granted)
     except KeyboardInterrupt:
         output.note("")
         if options.on_interrupt == "cancel":
-            _append(lambda: store.cancel_sync(run.id, interruption.name or "SIGINT"))
+            _append(partial(store.cancel_sync, run.id, interruption.name))
         return False
+    return answered > 0
 
 
-def _ask(store: Store, run_id: str, one: dict[str, Any]) -> bool:
+def _ask(store: Store, run_id: str, one: dict[str, Any]) -> None:
     """Ask one thing until it is answered. Raises EOFError, KeyboardInterrupt."""
     if one["kind"] == "question":
         text = _read(f"\n{visible(one['reason'])}\n> ")
         while not says_something(text):
             text = _read("> ")
-        return _append(lambda: store.answer_sync(run_id, text, call=one["call_id"]))
+        _append(partial(store.answer_sync, run_id, text, call=one["call_id"]))
+        return None
     output.note(f"\n{one['name']} waits for your approval ({one_line(one['reason'])}):")
     for name, value in one["arguments"].items():
         output.note(f"    {one_line(name)}: {visible(value) if isinstance(value, str) else value}")
     while True:
         word = _read("Allow it? [y/n] ").strip().lower()
         if word in ("y", "yes"):
-            return _append(lambda: store.approve_sync(run_id, one["call_id"], digest=one["digest"]))
+            return _append(partial(store.approve_sync, run_id, one["call_id"], digest=one["digest"]))
         if word in ("n", "no"):
-            reason = _read("Why not? The model is told: ").strip()
-            return _append(lambda: store.deny_sync(run_id, one["call_id"], reason=reason or "the user said no"))
+            reason = _read("Why not? The model is told: ")
+            return _append(partial(store.deny_sync, run_id, one["call_id"], reason=reason if says_something(reason) else "the user said no"))
 
 
-def _append(decide: Any) -> bool:
+def _append(decide: Callable[[], object]) -> None:
     """A decision that somebody else took first is theirs, and the run goes on all the same."""
     try:
         decide()
     except NotAsked as error:
         output.note(one_line(str(error)))
-    return True
 
 
 def _read(prompt: str) -> str:

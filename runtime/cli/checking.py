@@ -82,7 +82,9 @@ def _audited(audited: dict[str, Any], page: Page) -> list[str]:
         lines += _verdict(name, audited[name], audited[name].get("why", ""), page)
     for invariant in audited["invariants"]:
         evidence = ", ".join(str(piece) for piece in invariant["evidence"])
-        lines += _verdict(invariant["id"], invariant, "; ".join(part for part in (invariant.get("title", ""), "" if invariant["ok"] else evidence) if part), page)
+        lines += _verdict(
+            invariant["id"], invariant, "; ".join(part for part in (invariant.get("title", ""), "" if invariant["ok"] else evidence) if part), page
+        )
     return lines
 
 

@@ -28,9 +28,13 @@ def for_new(agent: Agent, options: Driving) -> Agent:
 def for_record(agent: Agent, options: Driving, setup: f.Setup) -> Agent:
     """The agent for a run that goes on: its limits and rules are those it began with, its model too unless another is given. Raises as `for_new`."""
     _, _, model_settings = settings.apply(options.settings, setup.budgets, setup.policy)
-    fixed = [text for text in options.settings if not text.startswith("model.")] + [f"--{field.replace('_', '-')}" for field in SHORT if getattr(options, field) is not None]
+    fixed = [text for text in options.settings if not text.startswith("model.")] + [
+        f"--{field.replace('_', '-')}" for field in SHORT if getattr(options, field) is not None
+    ]
     if fixed:
-        raise Refused(f"{fixed[0]}: budgets and policy of a run are fixed when it begins; once it has ended, go on under others with: refold continue RUN --set KEY=VALUE")
+        raise Refused(
+            f"{fixed[0]}: budgets and policy of a run are fixed when it begins; once it has ended, go on under others with: refold continue RUN --set KEY=VALUE"
+        )
     made = copy.copy(agent)
     base_url, held = (setup.base_url or None, setup.model_settings) if options.model is None else (None, {})
     made.model = _model(_recorded(agent, setup) if options.model is None else options.model, options.base_url or base_url, held | model_settings)
@@ -46,7 +50,11 @@ def _limited(agent: Agent, typed: str, setting: str) -> settings.Budgets:
 
 def _recorded(agent: Agent, setup: f.Setup) -> str | Model | None:
     """The model of the record; the agent's own where that is an object, since an object has no SPEC to find it by."""
-    return agent.model if agent.model is not None and not isinstance(agent.model, str) and getattr(agent.model, "spec", type(agent.model).__name__) == setup.model else setup.model or agent.model
+    return (
+        agent.model
+        if agent.model is not None and not isinstance(agent.model, str) and getattr(agent.model, "spec", type(agent.model).__name__) == setup.model
+        else setup.model or agent.model
+    )
 
 
 def _model(model: str | Model | None, base_url: str | None, model_settings: dict[str, Any]) -> Model:

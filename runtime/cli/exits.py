@@ -63,7 +63,20 @@ def _foreseen(error: Exception) -> tuple[int, str] | None:
     from refold.runtime.store import Ambiguous, NotAsked
     from refold.runtime.transfer import DamagedFile, OtherRun
 
-    wrong = (UnknownRun, Ambiguous, NotAsked, NoSuchPosition, UnknownModel, ScriptError, WrongSetting, DocumentsError, DamagedFile, OtherRun, RunExists, StoreMissing)
+    wrong = (
+        UnknownRun,
+        Ambiguous,
+        NotAsked,
+        NoSuchPosition,
+        UnknownModel,
+        ScriptError,
+        WrongSetting,
+        DocumentsError,
+        DamagedFile,
+        OtherRun,
+        RunExists,
+        StoreMissing,
+    )
     if isinstance(error, wrong):
         return USAGE, str(error)
     if isinstance(error, StoreUnavailable | LostOwnership | TooManyConflicts):

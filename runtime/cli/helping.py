@@ -37,7 +37,16 @@ def help_of_all() -> str:
     for option in options_of(COMMANDS["runs"].shape).values():
         if option.group == OUTPUT:
             lines += _entry(_spelled(option), option.help, 22, width)
-    lines += [*_entry("--help, --version", "of refold, or of one command", 22, width), "", *_wrapped(RUNS, width), "", "Exit codes", *_wrapped(CODES, width, "  "), "", "Examples"]
+    lines += [
+        *_entry("--help, --version", "of refold, or of one command", 22, width),
+        "",
+        *_wrapped(RUNS, width),
+        "",
+        "Exit codes",
+        *_wrapped(CODES, width, "  "),
+        "",
+        "Examples",
+    ]
     for typed, meaning in EXAMPLES:
         lines += [f"  {typed}", f"      {meaning}"]
     return "\n".join(lines)
@@ -47,7 +56,11 @@ def help_of(name: str, command: Command) -> str:
     """What `refold COMMAND --help` prints."""
     width = _width()
     arguments = arguments_of(command.shape)
-    lines = [f"usage: refold {name} {usage(arguments.values())}".rstrip() + " [options]", "", *_wrapped(command.line[0].upper() + command.line[1:] + ".", width)]
+    lines = [
+        f"usage: refold {name} {usage(arguments.values())}".rstrip() + " [options]",
+        "",
+        *_wrapped(command.line[0].upper() + command.line[1:] + ".", width),
+    ]
     if arguments:
         lines.append("")
         for argument in arguments.values():

@@ -76,7 +76,10 @@ def cancel(options: o.Cancel) -> int:
         store.cancel_sync(run_id, options.reason)
         status = _ended(store, run_id, CANCEL_WAIT_S if not options.no_wait else 0)
     if status is None and not options.no_wait:
-        raise Refused(f"the cancellation is in the log of run {run_id}, but its driver did not end it within {CANCEL_WAIT_S:.0f} s; whoever drives it next does: {typed(options, 'resume', run_id)}", UNAVAILABLE)
+        raise Refused(
+            f"the cancellation is in the log of run {run_id}, but its driver did not end it within {CANCEL_WAIT_S:.0f} s; whoever drives it next does: {typed(options, 'resume', run_id)}",
+            UNAVAILABLE,
+        )
     if options.json:
         output.document({"run_id": run_id, "status": status or "running"})
     else:

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from refold.events.storage import StoreUnavailable
 from refold.runtime.cli.exits import INTERRUPTED
@@ -31,7 +31,7 @@ class Interruption:
         self._cancelling: asyncio.Task[None] | None = None
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._came) for number in SIGNALS}
         return self

@@ -74,7 +74,7 @@ def agent_named(spec: str) -> Agent:
 
 def _module(name: str, spec: str) -> Any:
     """The module, whatever its code does when it is imported. The current folder is searched first."""
-    here = os.getcwd()
+    here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:

@@ -18,27 +18,37 @@ OUTPUT, AGENT, LIMITS, PEOPLE = "Output and store", "What runs", "Limits", "Huma
 class Common:
     """What every command takes."""
 
-    store: str = field(default_factory=lambda: os.environ.get("REFOLD_STORE") or DEFAULT_STORE, metadata=option("--store", "URL", "sqlite:///PATH, postgresql://... or memory: (or REFOLD_STORE)", group=OUTPUT).metadata)
+    store: str = field(
+        default_factory=lambda: os.environ.get("REFOLD_STORE") or DEFAULT_STORE,
+        metadata=option("--store", "URL", "sqlite:///PATH, postgresql://... or memory: (or REFOLD_STORE)", group=OUTPUT).metadata,
+    )
     json: bool = switch("--json", "one JSON document on stdout (JSON Lines for log)", group=OUTPUT)
-
-
 
 
 @dataclass(kw_only=True)
 class Driving(Common):
     """What every command takes that drives a run."""
 
-    docs: list[str] = option("--docs", "DIR", "answer from the documents in this folder; may be given several times", group=AGENT, many=True)
+    docs: tuple[str, ...] = option("--docs", "DIR", "answer from the documents in this folder; may be given several times", group=AGENT, many=True)
     agent: str | None = option("--agent", "MODULE:NAME", "your own agent (or REFOLD_AGENT, or a name from [tool.refold.agents])", group=AGENT)
     model: str | None = option("--model", "SPEC", "offline, script:FILE, openai:NAME, anthropic:NAME, ... (or REFOLD_MODEL)", group=AGENT)
     base_url: str | None = option("--base-url", "URL", "where the provider is reached", group=AGENT)
-    settings: list[str] = option("--set", "KEY=VALUE", "a setting, such as budgets.max_turns=6, policy.on_tool_error=stop, model.stream=false", group=AGENT, many=True)
+    settings: tuple[str, ...] = option(
+        "--set", "KEY=VALUE", "a setting, such as budgets.max_turns=6, policy.on_tool_error=stop, model.stream=false", group=AGENT, many=True
+    )
     max_turns: str | None = option("--max-turns", "N", "turns of the model", group=LIMITS)
     max_cost: str | None = option("--max-cost", "USD", "money, such as 0.50", group=LIMITS)
     timeout: str | None = option("--timeout", "S", "seconds of work; waiting for people does not count", group=LIMITS)
-    approve: list[str] = option("--approve", "TOOL", "approve every call of this tool", group=PEOPLE, many=True)
+    approve: tuple[str, ...] = option("--approve", "TOOL", "approve every call of this tool", group=PEOPLE, many=True)
     no_input: bool = switch("--no-input", "never ask at the terminal: a run that waits for somebody ends the command with exit code 3", group=PEOPLE)
-    on_interrupt: str = option("--on-interrupt", "cancel|park", "what the first Ctrl-C does: end the run, or leave it for `refold resume`", group=PEOPLE, read=lambda text: _one_of(text, "cancel", "park"), default="cancel")
+    on_interrupt: str = option(
+        "--on-interrupt",
+        "cancel|park",
+        "what the first Ctrl-C does: end the run, or leave it for `refold resume`",
+        group=PEOPLE,
+        read=lambda text: _one_of(text, "cancel", "park"),
+        default="cancel",
+    )
     quiet: bool = switch("--quiet -q", "no progress and no notes on stderr", group=OUTPUT)
 
 
@@ -147,7 +157,7 @@ class Cancel(Common):
 class Replay(Common):
     """refold replay"""
 
-    runs: list[str] = argument("RUN", "the runs to derive again", many=True, optional=True)
+    runs: tuple[str, ...] = argument("RUN", "the runs to derive again", many=True, optional=True)
     all: bool = switch("--all", "every run of the store")
     agent: str | None = option("--agent", "MODULE:NAME", "ask this agent's schemas, rules and validators again")
 
@@ -156,7 +166,7 @@ class Replay(Common):
 class Audit(Common):
     """refold audit"""
 
-    runs: list[str] = argument("RUN|FILE", "the runs, or exported files, to check", many=True, optional=True)
+    runs: tuple[str, ...] = argument("RUN|FILE", "the runs, or exported files, to check", many=True, optional=True)
     all: bool = switch("--all", "every run of the store")
 
 
@@ -178,14 +188,14 @@ class Export(Common):
 class Import(Common):
     """refold import"""
 
-    files: list[str] = argument("FILE", "exported runs; - is standard input", many=True)
+    files: tuple[str, ...] = argument("FILE", "exported runs; - is standard input", many=True)
 
 
 @dataclass(kw_only=True)
 class Diagram(Common):
     """refold diagram"""
 
-    runs: list[str] = argument("RUN", "draw these runs over the machine", many=True, optional=True)
+    runs: tuple[str, ...] = argument("RUN", "draw these runs over the machine", many=True, optional=True)
     format: str = option("--format", "NAME", "mermaid, dot or svg", default="mermaid")
 
 

@@ -47,13 +47,15 @@ class Option:
 def argument(metavar: str, text: str, *, optional: bool = False, many: bool = False) -> Any:
     """A field that is a word in its place."""
     spec = {"word": Argument(metavar, text, optional, many)}
-    return dataclasses.field(default_factory=list, metadata=spec) if many else dataclasses.field(default="", metadata=spec)
+    return dataclasses.field(default=(), metadata=spec) if many else dataclasses.field(default="", metadata=spec)
 
 
-def option(names: str, metavar: str, text: str, *, group: str = "Options", many: bool = False, read: Callable[[str], object] = str, default: object = None) -> Any:
+def option(
+    names: str, metavar: str, text: str, *, group: str = "Options", many: bool = False, read: Callable[[str], object] = str, default: object = None
+) -> Any:
     """A field that is an option with a value; `names` are separated by spaces."""
     spec = {"word": Option(tuple(names.split()), metavar, text, group, many, read)}
-    return dataclasses.field(default_factory=list, metadata=spec) if many else dataclasses.field(default=default, metadata=spec)
+    return dataclasses.field(default=(), metadata=spec) if many else dataclasses.field(default=default, metadata=spec)
 
 
 def switch(names: str, text: str, *, group: str = "Options") -> Any:
@@ -106,7 +108,7 @@ def _take(values: dict[str, Any], field: str, spec: Option, name: str, text: str
     except ValueError as error:
         raise Misused(f"{name} {text}: {error}") from None
     if spec.many:
-        values.setdefault(field, []).append(made)
+        values[field] = (*values.get(field, ()), made)
     elif field in values and values[field] != made:
         raise Misused(f"{name} is given twice, as {values[field]} and as {made}")
     else:
@@ -117,13 +119,15 @@ def _place(command: str, arguments: Mapping[str, Argument], loose: list[str], va
     """The words that are no options, in their places."""
     for field, spec in arguments.items():
         if spec.many and (loose or spec.optional):
-            values[field], loose = loose, []
+            values[field], loose = tuple(loose), []
         elif loose:
             values[field], loose = loose[0], loose[1:]
         elif not spec.optional:
             raise Misused(f"refold {command} needs {spec.metavar}: refold {command} {usage(arguments.values())}")
     if loose:
-        raise Misused(f"refold {command} does not take {loose[0]!r}: refold {command} {usage(arguments.values())}".rstrip(": ") + "; put several words in quotes")
+        raise Misused(
+            f"refold {command} does not take {loose[0]!r}: refold {command} {usage(arguments.values())}".rstrip(": ") + "; put several words in quotes"
+        )
 
 
 def usage(arguments: Iterable[Argument]) -> str:

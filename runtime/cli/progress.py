@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from refold.events import facts as f
 from refold.events.codec import Record
@@ -17,6 +17,10 @@ from refold.runtime.cli import output
 from refold.runtime.cli.render import cut, one_line, short, thousands
 from refold.runtime.cli.telling import arguments, proposal, seconds, words
 from refold.runtime.ports import Part, ReasoningDelta, TextDelta
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.spinner import Spinner
 
 Said = tuple[str, str]
 """A style and a text."""
@@ -91,7 +95,13 @@ class Story:
                     yield "bold", f"{turn}  {proposal(call)}"
             case f.ToolSucceeded(call=call_id, result=result, elapsed_us=elapsed):
                 yield "green", f"        {self._name(call_id)}: {short(result)} ({seconds(elapsed)})"
-            case f.ToolFailed(call=call_id) | f.ToolRejected(call=call_id) | f.ToolClosed(call=call_id) | f.ApprovalDenied(call=call_id) | f.ToolInDoubt(call=call_id):
+            case (
+                f.ToolFailed(call=call_id)
+                | f.ToolRejected(call=call_id)
+                | f.ToolClosed(call=call_id)
+                | f.ApprovalDenied(call=call_id)
+                | f.ToolInDoubt(call=call_id)
+            ):
                 yield "red", f"        {self._name(call_id)}: {cut(words(record), 160)}"
             case f.DuplicateActionBlocked(call=call_id, message=message):
                 yield "red", f"        {self._name(call_id)}: duplicate_action: {one_line(message, 160)}"
@@ -119,7 +129,11 @@ class Story:
         if run.setup is None:
             return ""
         spent, budgets = run.spent, run.budgets
-        pieces = [_of(f"turn {run.turn}", budgets.max_turns), _of(f"{spent.tool_calls}", budgets.max_tool_calls, " calls"), _of(thousands(spent.tokens), budgets.max_tokens, " tokens")]
+        pieces = [
+            _of(f"turn {run.turn}", budgets.max_turns),
+            _of(f"{spent.tool_calls}", budgets.max_tool_calls, " calls"),
+            _of(thousands(spent.tokens), budgets.max_tokens, " tokens"),
+        ]
         pieces += [_of(f"${spent.cost_usd}", f"${budgets.max_cost_usd}" if budgets.max_cost_usd is not None else None)]
         pieces += [_of(f"{spent.active_us // 1_000_000}", budgets.timeout_s, " s")]
         return " · ".join(pieces)
@@ -131,7 +145,9 @@ class Story:
         if running:
             return ", ".join(f"{one_line(call.name, 40)} {cut(arguments(call.proposed.arguments_text), 40)}".strip() for call in running)
         if run.state == "streaming_model" and run.setup is not None:
-            return f"asking {one_line(run.setup.model, 60)}" + (" again" if run.asked == "retrying" or (run.request is not None and run.request.attempt > 1) else "")
+            return f"asking {one_line(run.setup.model, 60)}" + (
+                " again" if run.asked == "retrying" or (run.request is not None and run.request.attempt > 1) else ""
+            )
         return {"executing_tools": "waiting for a human", "done": "done"}.get(run.state, "beginning")
 
 
@@ -175,7 +191,7 @@ class Live:
 
         self._console.print(Text(text, style=style, no_wrap=True, overflow="ellipsis"), crop=True)
 
-    def _foot(self) -> object:
+    def _foot(self) -> "Group":
         from rich.console import Group
         from rich.text import Text
 
@@ -183,9 +199,9 @@ class Live:
         waited = int(time.monotonic() - self._since)
         doing = self.story.doing() + (f" ({waited} s)" if waited >= 1 else "")
         self._spinner.update(text=Text(cut(doing, columns - 3), style="bold"))
-        lines: list[object] = [self._spinner]
+        lines: list[Spinner | Text] = [self._spinner]
         if self._text.strip():
             tail = one_line(self._text)
             lines.append(Text("  " + tail[-(columns - 3) :], no_wrap=True))
         lines.append(Text("  " + cut(self.story.spent(), columns - 3), style="dim"))
-        return Group(*lines)  # type: ignore[arg-type]  # anything rich can draw
+        return Group(*lines)

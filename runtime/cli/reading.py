@@ -4,7 +4,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from refold.events.codec import Unreadable, full_line, read, read_line
+from refold.events.codec import Unreadable, full_line, read
+from refold.events.payloads import Load
 from refold.events.storage import PayloadMissing, StoreMissing
 from refold.events.words import RunId
 from refold.fsm.machine import Illegal
@@ -64,29 +65,18 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
             ended = True
         if types is not None and row.type not in types:
             continue
-        if options.full:
-            record = read(row.state, load)
-            data = full_line(record, _Payloads(store, run_id))
+        if not options.json:
+            data = _in_words(row.state, load, page).encode("utf-8", "backslashreplace")
+        elif options.full:
+            data = full_line(read(row.state, load), store.log.payloads(run_id))
         else:
             data = row.state
-        if not (output.raw(data + b"\n", flush=options.follow) if options.json else output.line(_in_words(data if options.full else row.state, load, page))):
+        if not output.raw(data + b"\n", flush=options.follow):
             return after, ended, False
     return after, ended, True
 
 
-class _Payloads(dict[str, bytes]):
-    """The payloads of a run, loaded when they are asked for."""
-
-    def __init__(self, store: Store, run_id: str) -> None:
-        super().__init__()
-        self._load = loader(store.log, run_id, many=True)
-
-    def __missing__(self, digest: str) -> bytes:
-        self[digest] = self._load(digest)
-        return self[digest]
-
-
-def _in_words(stored: bytes, load: Any, page: Page) -> str:
+def _in_words(stored: bytes, load: Load, page: Page) -> str:
     """A record as a line for people; one that cannot be read says so and stands in its place."""
     try:
         record = read(stored, load)
@@ -113,7 +103,10 @@ def _types(given: str | None) -> set[str] | None:
         from difflib import get_close_matches
 
         near = get_close_matches(unknown[0], FACTS, n=1) if unknown else []
-        raise Refused(f"--types {given}: there is no record of type {unknown[0] if unknown else given!r}" + (f"; did you mean {near[0]}?" if near else f"; the types are {', '.join(FACTS)}"))
+        raise Refused(
+            f"--types {given}: there is no record of type {unknown[0] if unknown else given!r}"
+            + (f"; did you mean {near[0]}?" if near else f"; the types are {', '.join(FACTS)}")
+        )
     return types
 
 
@@ -157,7 +150,17 @@ def _row(store: Store, run_id: str) -> dict[str, Any]:
     try:
         run = store.journal(run_id).run
     except (Illegal, Unreadable, PayloadMissing) as error:
-        return {"run_id": run_id, "goal": "", "status": "damaged", "state": None, "turns": 0, "started_at": None, "updated_at": None, "driver": None, "detail": one_line(str(error))}
+        return {
+            "run_id": run_id,
+            "goal": "",
+            "status": "damaged",
+            "state": None,
+            "turns": 0,
+            "started_at": None,
+            "updated_at": None,
+            "driver": None,
+            "detail": one_line(str(error)),
+        }
     driver = {"host": run.driver.host, "pid": run.driver.pid, "since": run.driver.since} if run.driver is not None else None
     return {
         "run_id": run.id,

@@ -13,7 +13,14 @@ from typing import Any, Final, TextIO
 HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
 """Controls, reordering marks and halves of characters: what could move the cursor or make a text look like another."""
 COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-STATUS: Final = {"completed": ("completed", "green"), "failed": ("failed", "red"), "stopped": ("stopped", "yellow"), "cancelled": ("cancelled", "yellow"), "waiting_for_user": ("waiting", "cyan"), "running": ("running", "blue")}
+STATUS: Final = {
+    "completed": ("completed", "green"),
+    "failed": ("failed", "red"),
+    "stopped": ("stopped", "yellow"),
+    "cancelled": ("cancelled", "yellow"),
+    "waiting_for_user": ("waiting", "cyan"),
+    "running": ("running", "blue"),
+}
 """A status as people read it, and its colour."""
 WIDE: Final = 100
 """Lines longer than this are hard to read, however wide the terminal is."""
@@ -83,14 +90,16 @@ class Page:
             if self.width is None or not line.strip():
                 lines.append((indent + line).rstrip())
             else:
-                lines += textwrap.wrap(line, max(20, self.width - len(indent)), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
+                lines += textwrap.wrap(
+                    line, max(20, self.width - len(indent)), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True
+                )
         return lines
 
     def room(self, taken: int, otherwise: int = 120) -> int:
         """Columns left of a line."""
         return otherwise if self.width is None else max(12, self.width - taken)
 
-    def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> list[str]:
+    def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Rows in columns. The last one takes what is left; where that is too little it stands on a line of its own."""
         widths = [max(width_of(row[n]) for row in (titles, *rows)) for n in range(len(titles) - 1)]
         taken = sum(widths) + 2 * len(widths)
@@ -98,7 +107,10 @@ class Page:
         head = "  ".join(padded(title, columns) for title, columns in zip(titles, widths, strict=False)) + ("" if below else f"  {titles[-1]}")
         lines = [self.paint(head.rstrip(), "dim")]
         for row in rows:
-            cells = [self.status(cell, columns) if titles[n] == "STATUS" else padded(cell, columns) for n, (cell, columns) in enumerate(zip(row, widths, strict=False))]
+            cells = [
+                self.status(cell, columns) if titles[n] == "STATUS" else padded(cell, columns)
+                for n, (cell, columns) in enumerate(zip(row, widths, strict=False))
+            ]
             if below:
                 lines += ["  ".join(cells).rstrip(), self.paint(f"  {cut(row[-1], self.room(2))}", "dim")]
             else:

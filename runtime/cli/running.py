@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from refold.fsm.machine import empty
+from refold.events.codec import Record
 from refold.events.words import RunId
+from refold.fsm.machine import empty
 from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.agent import Agent, Shown, checked_goal, checked_id
@@ -20,6 +21,7 @@ from refold.runtime.cli.exits import INTERRUPTED, OF_STATUS, UNAVAILABLE, WAITIN
 from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.progress import Progress, Story, progress_for
 from refold.runtime.cli.render import Page, one_line
+from refold.runtime.journal import WHO
 from refold.runtime.models import DEFAULT
 from refold.runtime.ports import RandomIds
 from refold.runtime.result import Result
@@ -29,7 +31,9 @@ Heard = Callable[[Shown], None]
 Verb = Callable[[Heard], Awaitable[Result]]
 WIND_DOWN_S: Final = 1.0
 """How long tasks that were left behind are waited for."""
-OFFLINE: Final = "the model is `offline`: it looks up and calculates, and writes nothing of its own; choose another with --model SPEC or REFOLD_MODEL (refold run --help)"
+OFFLINE: Final = (
+    "the model is `offline`: it looks up and calculates, and writes nothing of its own; choose another with --model SPEC or REFOLD_MODEL (refold run --help)"
+)
 
 
 def run(options: o.Run) -> int:
@@ -98,7 +102,7 @@ def typed(options: o.Common, *words: str) -> str:
 
 def _drive(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Verb) -> int:
     """Drive; where the run waits, let the terminal or --approve decide and drive on."""
-    telling = progress_for(known, quiet=options.quiet or not known.ended is None)
+    telling = progress_for(known, quiet=options.quiet)
     hear = _noting(telling, agent, options)
     verb = begin
     try:
@@ -165,14 +169,17 @@ def _user_code() -> Iterator[None]:
 
 
 def _noting(telling: Progress, agent: Agent, options: o.Driving) -> Heard:
-    """Hear a run; with its first record say which model answers, where nobody chose one."""
-    spoken = options.quiet or getattr(agent.model, "spec", "") != DEFAULT or options.model is not None
+    """Hear a run from the first record of this process on (another run of the same id is not this one); with it, say which model answers where nobody chose one."""
+    begun = False
 
     def hear(what: Shown) -> None:
-        nonlocal spoken
-        if not spoken:
-            spoken = True
-            telling.note(OFFLINE)
+        nonlocal begun
+        if not begun:
+            if isinstance(what, Record) and what.driver != WHO:
+                return
+            begun = True
+            if options.model is None and getattr(agent.model, "spec", "") == DEFAULT:
+                telling.note(OFFLINE)
         telling.hear(what)
 
     return hear

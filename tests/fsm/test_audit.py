@@ -6,6 +6,7 @@ from typing import Final
 import pytest
 
 from refold.events import facts as f
+from refold.events.chain import MARK, close
 from refold.events.codec import Edge, Record, Stamp, write
 from refold.events.settings import Budgets, Policy
 from refold.events.words import CallId, Digest
@@ -288,6 +289,17 @@ def test_a_value_that_is_not_what_its_record_says_is_found(damage: str) -> None:
     assert digest in verified.why
 
 
+def test_a_record_whose_data_names_another_call_is_found() -> None:
+    # given a record in a right chain, whose data speaks of another call than the record itself
+    honest = forge([*begin(), *ONE_CALL, started(C1), f.LateOutcome(call=C1, outcome="it came back")])
+    last = honest[-1]
+    body = last.stored.rpartition(MARK)[0].replace(b'"data":{', b'"data":{"call":"t9.9",') + b"}"
+    smuggled, _ = close(body, honest[-2].digest)
+    verified = verify_rows("forged", [*rows(honest)[:-1], (last.position, smuggled)], nothing_stored)
+    assert (verified.ok, verified.broken_at) == (False, last.position)
+    assert "another" in verified.why
+
+
 def test_legality_and_invariants_are_judged_up_to_where_the_chain_breaks() -> None:
     # given a run with a damaged record near its end
     run = whole_run()
@@ -338,6 +350,21 @@ def test_evidence_is_bounded_and_says_how_much_is_left_out() -> None:
     # then
     assert len(found.evidence) == EVIDENCE_MAX + 1
     assert found.evidence[-1] == "and 11 more"
+
+
+def test_money_is_added_up_exactly_however_long_it_is() -> None:
+    run = Trajectory().start()
+    run.calls(LOOK, usage=f.Usage(cost_usd="0.1" + "0" * 60 + "1"))
+    run.succeed("t1.1")
+    run.answer(usage=f.Usage(cost_usd="0.2"))
+    assert run.audit().ok
+    assert run.run.spent.cost_usd == "0.3" + "0" * 60 + "1"
+
+
+def test_an_amount_that_is_none_is_reported_and_breaks_nothing() -> None:
+    audit = audited([*begin(), f.FinalProposed(text="Done.", usage=f.Usage(cost_usd="a lot")), f.AnswerChecked(), completed(4)])
+    assert (audit.legal.ok, audit.legal.broken_at) == (False, 4)
+    assert failing(audit).keys() == {"I4", "I5", "I12"}
 
 
 def test_a_fork_is_judged_over_its_whole_history() -> None:

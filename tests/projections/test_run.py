@@ -112,6 +112,18 @@ def test_what_the_user_said_waits_for_the_next_request() -> None:
     assert [message.text for message in waiting(run.run)] == ["one", "two"]
 
 
+def test_another_attempt_shows_what_the_first_did_and_no_more() -> None:
+    # given a message that arrives while a request is open, which then fails and is lost
+    run = Trajectory().start()
+    run.say("hurry")
+    run.model_fails()
+    run.attach()
+    # then neither attempt shows it, and it still waits
+    states = fold(run)
+    assert [said(states[n], record.fact, states[n + 1]) for n, record in enumerate(run.records) if record.type == "model_requested"][1:] == [(), ()]
+    assert run.run.unheard == ("hurry",)
+
+
 def test_each_request_extends_the_digest_of_the_one_before() -> None:
     # given two runs that are alike up to a result
     digests = []

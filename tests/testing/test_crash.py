@@ -313,7 +313,7 @@ def test_a_run_on_disk_that_was_crashed_at_any_append_ends_as_its_twin(
         world.forget()
         log = open_log(f"sqlite:///{tmp_path}/{fate.place}-{fate.nth}.db")
         # when
-        survived = survive(trial, log, fate)
+        survived = survive(trial, log, fate, own_loop=True)
         log.close()
         # then
         assert list(losses(survived, twin)) == [], fate

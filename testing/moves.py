@@ -1,0 +1,367 @@
+"""What the world may tell a run next: for every input fact, whether it fits the run, and a strategy-driven way to make it.
+
+Apart from the machine that makes the moves, so that another machine, or a user's, can draw from the same ones.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+from hypothesis import strategies as st
+
+from refold.events import facts as f
+from refold.events.chain import NOTHING, signature_of
+from refold.events.words import CallId, Digest, Effect, Kind, RunId
+from refold.fsm.guards import ASK_USER
+from refold.fsm.machine import EDGES
+from refold.projections.run import Call, Run
+from refold.runtime.agent import Agent
+from refold.testing.strategies import arguments_of, budgets, policies, texts
+
+T = TypeVar("T")
+Check = Callable[[f.ProposedCall], f.Check]
+ANYBODY: Final = "anybody"
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """Tools as a run records them, and what user code says of a call to one."""
+
+    tools: tuple[f.ToolSetup, ...]
+    check: Check
+
+
+def toolbox_of(agent: Agent) -> Toolbox:
+    """The tools of an agent, judged by its own schemas, predicates and keys."""
+    consults = agent.consults()
+
+    def check(call: f.ProposedCall) -> f.Check:
+        return consults.calls(f.ToolCallsRequested(calls=(call,))).checks[0]
+
+    return Toolbox(tools=agent.declared().tools, check=check)
+
+
+def _plain(name: str, effect: Effect, approval: str = "never", repeatable: bool = False) -> f.ToolSetup:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    return f.ToolSetup(name=name, description="", schema=schema, effect=effect, approval="always" if approval == "always" else "never", repeatable=repeatable)
+
+
+_KIT: Final = (
+    _plain("look", "read"),
+    _plain("put", "idempotent"),
+    _plain("send", "side_effect"),
+    _plain("pay", "side_effect", "always"),
+    _plain("poll", "read", repeatable=True),
+)
+
+
+def _check_kit(call: f.ProposedCall) -> f.Check:
+    """One tool of each kind; arguments that are no object do not validate, a fifty is against the policy."""
+    tool = next((tool for tool in _KIT if tool.name == call.name), None)
+    signature = signature_of([call.name, call.arguments_text])
+    if call.name == ASK_USER:
+        return f.Check(call=call.id, arguments=call.arguments_text, signature=signature, effect="read", question="Which year?", repeatable=True)
+    refusal: Kind | None = (
+        "unknown_tool"
+        if tool is None
+        else "invalid_arguments"
+        if call.arguments_text[:1] != "{"
+        else "permission_denied"
+        if "50" in call.arguments_text
+        else None
+    )
+    if tool is None or refusal is not None:
+        return f.Check(call=call.id, kind=refusal or "unknown_tool", message="no", signature=signature, effect="read")
+    needed = tool.approval == "always"
+    digest = signature_of(["approval", signature]) if needed else None
+    return f.Check(
+        call=call.id,
+        arguments=call.arguments_text,
+        effect=tool.effect,
+        signature=signature,
+        approval=needed,
+        digest=digest,
+        repeatable=tool.repeatable,
+        retries=1,
+    )
+
+
+KIT: Final = Toolbox(tools=_KIT, check=_check_kit)
+"""A tool of each effect, one that needs approval, one that may repeat."""
+
+
+class Draw(Protocol):
+    """How hypothesis is asked for a value."""
+
+    def __call__(self, strategy: st.SearchStrategy[T], /) -> T: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a move is made from."""
+
+    draw: Draw
+    run: Run
+    toolbox: Toolbox = KIT
+
+
+@dataclass(frozen=True)
+class Move:
+    """Whether a fact fits a run, and how to make it, with what belongs into its batch. `weight` is how often it is drawn beside the others."""
+
+    fits: Callable[[Run], bool]
+    make: Callable[["Choice"], Sequence[f.Input]]
+    weight: int = 2
+
+
+def legal(run: Run) -> list[str]:
+    """The tags of the input facts that may come next, as often as their weight."""
+    return [tag for tag in EDGES[run.state] if tag in MOVES and MOVES[tag].fits(run) for _ in range(MOVES[tag].weight)]
+
+
+def make(it: "Choice", tag: str) -> Sequence[f.Input]:
+    """The inputs of a batch that begins with a fact of this tag."""
+    return MOVES[tag].make(it)
+
+
+# -- when a fact fits
+
+
+def _fresh(run: Run) -> bool:
+    return run.position == 0
+
+
+def _begun(run: Run) -> bool:
+    return run.setup is not None
+
+
+def _driven(run: Run) -> bool:
+    return run.driver is not None
+
+
+def _ended(run: Run) -> bool:
+    return run.state == "done"
+
+
+def _asked(run: Run) -> bool:
+    return run.driver is not None and run.asked == "yes"
+
+
+def _has(*phases: str, approval: bool | None = None) -> Callable[[Run], bool]:
+    def has(run: Run) -> bool:
+        return bool(_calls(run, phases, approval))
+
+    return has
+
+
+def _calls(run: Run, phases: Sequence[str], approval: bool | None = None) -> list[Call]:
+    return [call for call in run.calls if call.phase in phases and (approval is None or approval == (call.approval is not None))]
+
+
+def _performing(run: Run) -> bool:
+    return run.driver is not None and bool(_calls(run, ("started",)))
+
+
+def _deniable(run: Run) -> list[Call]:
+    return [call for call in run.calls if call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))]
+
+
+# -- how to make it
+
+
+def _setup(it: Choice) -> f.Setup:
+    price = it.draw(st.sampled_from((None, f.Price(input="3", output="15", cached_input="0.3"))))
+    return f.Setup(engine=1, seed="seed", tools=it.toolbox.tools, price=price, budgets=it.draw(budgets()), policy=it.draw(policies()))
+
+
+def _start(it: Choice) -> Sequence[f.Input]:
+    begin = f.RunStarted(goal="the goal", setup=_setup(it))
+    return (begin, _attach(it.run)) if it.draw(st.integers(0, 3)) else (begin,)
+
+
+def _continue(it: Choice) -> Sequence[f.Input]:
+    begin = f.RunContinued(parent=RunId("parent"), at=7, head=Digest("-" * 43), message=it.draw(st.sampled_from(("", "go on"))), setup=_setup(it))
+    return (begin, _attach(it.run)) if it.draw(st.booleans()) else (begin,)
+
+
+def _attach(run: Run) -> f.DriverAttached:
+    return f.DriverAttached(epoch=run.epoch + 1, who=ANYBODY, host="host")
+
+
+def _usage(it: Choice) -> f.Usage | None:
+    counts = st.sampled_from((0, 7, 120))
+    made = st.builds(
+        f.Usage,
+        input_tokens=counts,
+        output_tokens=counts,
+        cached_input_tokens=st.just(0),
+        estimated=st.booleans(),
+        cost_usd=st.sampled_from((None, "0.02", "0")),
+    )
+    return it.draw(st.one_of(st.none(), made))
+
+
+def _elapsed(it: Choice) -> int:
+    return it.draw(st.sampled_from((0, 3, 700_000)))
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _text(it: Choice) -> str:
+    return _whole(it.draw(texts()))
+
+
+def _proposals(it: Choice) -> Sequence[f.Input]:
+    """Calls, and what is said of them; now and then somebody gets a word in between."""
+    calls = []
+    for n in range(1, it.draw(st.integers(1, 3)) + 1):
+        tool = it.draw(st.sampled_from((*it.toolbox.tools, *it.toolbox.tools, None)))
+        name = tool.name if tool is not None else it.draw(st.sampled_from(("nothing", ASK_USER)))
+        given = it.draw(arguments_of(tool.schema)) if tool is not None else {"question": "Which year?"}
+        text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        calls.append(f.ProposedCall(id=CallId(f"t{it.run.turn}.{n}"), name=name, arguments_text=text))
+    said = f.ToolCallsRequested(text=it.draw(st.sampled_from(("", "let me see"))), calls=tuple(calls), usage=_usage(it), elapsed_us=_elapsed(it))
+    checked = f.CallsChecked(checks=tuple(it.toolbox.check(call) for call in calls))
+    between = it.draw(st.sampled_from((None,) * 12 + tuple(_BETWEEN)))
+    return (said, checked) if between is None else (said, *_BETWEEN[between](it), checked)
+
+
+def _claim(it: Choice) -> Sequence[f.Input]:
+    stop = it.draw(st.sampled_from(("stop", "stop", "stop", "length", "refusal")))
+    claim = f.FinalProposed(text=it.draw(st.sampled_from(("the answer", "another"))), stop_reason=stop, usage=_usage(it), elapsed_us=_elapsed(it))
+    verdict = it.draw(
+        st.sampled_from((f.AnswerChecked(), f.AnswerChecked(complaints=("no",)), f.AnswerChecked(complaints=("no",)), f.AnswerChecked(error="it raised")))
+    )
+    return claim, verdict
+
+
+def _interruption(it: Choice) -> Sequence[f.Input]:
+    cause = it.draw(st.sampled_from(("cancelled", "limit", "length", "filtered", "invalid", "invalid")))
+    return (
+        f.ModelInterrupted(
+            cause=cause, detail="cut", limit="timeout_s" if cause == "limit" else None, text=_text(it), usage=_usage(it), elapsed_us=_elapsed(it)
+        ),
+    )
+
+
+def _provider_failure(it: Choice) -> Sequence[f.Input]:
+    error = f.ErrorInfo(
+        type="overloaded",
+        message=_text(it),
+        retryable=it.draw(st.sampled_from((True, True, True, False))),
+        retry_after_s=it.draw(st.sampled_from((None, 0, 5))),
+    )
+    return (f.ModelFailed(error=error, usage=_usage(it), elapsed_us=_elapsed(it)),)
+
+
+def _success(it: Choice) -> Sequence[f.Input]:
+    call = it.draw(st.sampled_from(_calls(it.run, ("started",))))
+    result = it.draw(
+        st.one_of(st.none(), st.booleans(), st.integers(-5, 2**60), texts().map(_whole), st.dictionaries(st.sampled_from(("a", "b")), st.integers()))
+    )
+    notes = it.draw(st.sampled_from(((), (), (f.Note(text="one"), f.Note(text="two", source_ids=("a",))))))
+    sources = it.draw(st.sampled_from(((), ("a",), ("a", "b#1"))))
+    return (f.ToolSucceeded(call=call.id, result=result, source_ids=sources, notes=notes, attempt=call.attempt, elapsed_us=_elapsed(it)),)
+
+
+def _failure(it: Choice) -> Sequence[f.Input]:
+    call = it.draw(st.sampled_from(_calls(it.run, ("started",))))
+    kind: Kind = it.draw(st.sampled_from(("execution_failed", "timeout", "invalid_result", "cancelled")))
+    return (
+        f.ToolFailed(
+            call=call.id,
+            kind=kind,
+            message=_text(it),
+            retryable=it.draw(st.booleans()),
+            performed=it.draw(st.sampled_from(("unknown", "no", "yes"))),
+            attempt=call.attempt,
+            elapsed_us=_elapsed(it),
+        ),
+    )
+
+
+def _grant(it: Choice) -> Sequence[f.Input]:
+    call = it.draw(st.sampled_from(_calls(it.run, ("waiting",), approval=True)))
+    return (f.ApprovalGranted(call=call.id, digest=call.approval or NOTHING, who=ANYBODY),)
+
+
+def _superseded(it: Choice) -> Sequence[f.Input]:
+    call = it.draw(st.sampled_from(_calls(it.run, ("waiting",), approval=True)))
+    assert call.check is not None
+    check = msgspec.structs.replace(
+        call.check, arguments='{"n":3}', signature=signature_of([call.name, '{"n":3}']), digest=signature_of(["approval of another", call.name])
+    )
+    return (f.CallSuperseded(call=call.id, check=check, who=ANYBODY),)
+
+
+def _late(it: Choice) -> Sequence[f.Input]:
+    return (f.LateOutcome(call=CallId("t1.1"), outcome="it came back"),)
+
+
+def _said(it: Choice) -> Sequence[f.Input]:
+    return (f.UserSaid(text=it.draw(st.sampled_from(("and 2024?", "hurry"))), who=ANYBODY, command_id=it.draw(st.sampled_from(("", "c1")))),)
+
+
+def _cancelled(it: Choice) -> Sequence[f.Input]:
+    return (f.CancelRequested(who=ANYBODY, reason=it.draw(st.sampled_from(("", "enough")))),)
+
+
+def _attached(it: Choice) -> Sequence[f.Input]:
+    return (_attach(it.run),)
+
+
+def _detached(it: Choice) -> Sequence[f.Input]:
+    return (f.DriverDetached(epoch=it.run.epoch, why="parked"),)
+
+
+_BETWEEN: Final = {"user_said": _said, "cancel_requested": _cancelled, "late_outcome": _late, "driver_attached": _attached, "driver_detached": _detached}
+"""What may come between calls and what is said of them."""
+
+MOVES: Final[dict[str, Move]] = {
+    "run_started": Move(_fresh, _start, 6),
+    "run_continued": Move(_fresh, _continue, 1),
+    "driver_attached": Move(lambda run: _begun(run) and run.driver is None, _attached, 30),
+    "driver_detached": Move(lambda run: _driven(run) or _ended(run), _detached, 1),
+    "context_chosen": Move(_begun, lambda it: (f.ContextChosen(builder="mine", left_out=(1,)),), 1),
+    "context_compacted": Move(_begun, lambda it: (f.ContextCompacted(upto=it.run.position, summary="so far"),), 1),
+    "usage_updated": Move(_asked, lambda it: (f.UsageUpdated(usage=f.Usage(input_tokens=3)),), 1),
+    "stream_checkpointed": Move(_asked, lambda it: (f.StreamCheckpointed(text="so "),), 1),
+    "model_failed": Move(_asked, _provider_failure, 4),
+    "model_interrupted": Move(_asked, _interruption, 3),
+    "final_proposed": Move(_asked, _claim, 4),
+    "tool_calls_requested": Move(_asked, _proposals, 20),
+    "tool_succeeded": Move(_performing, _success, 12),
+    "tool_failed": Move(_performing, _failure, 6),
+    "late_outcome": Move(_begun, _late, 1),
+    "approval_granted": Move(_has("waiting", approval=True), _grant, 6),
+    "approval_denied": Move(
+        lambda run: bool(_deniable(run)),
+        lambda it: (f.ApprovalDenied(call=it.draw(st.sampled_from(_deniable(it.run))).id, reason="no", who=ANYBODY),),
+        2,
+    ),
+    "clarification_received": Move(
+        _has("waiting", approval=False),
+        lambda it: (f.ClarificationReceived(call=it.draw(st.sampled_from(_calls(it.run, ("waiting",), approval=False))).id, text=_text(it), who=ANYBODY),),
+        6,
+    ),
+    "call_superseded": Move(_has("waiting", approval=True), _superseded, 2),
+    "doubt_resolved": Move(
+        _has("doubt"),
+        lambda it: (
+            f.DoubtResolved(
+                call=it.draw(st.sampled_from(_calls(it.run, ("doubt",)))).id,
+                verdict=it.draw(st.sampled_from(("happened", "did_not_happen", "tell_model"))),
+                who=ANYBODY,
+            ),
+        ),
+        6,
+    ),
+    "user_said": Move(_begun, _said, 2),
+    "cancel_requested": Move(_begun, _cancelled, 1),
+    "sealed": Move(_ended, lambda it: (f.Sealed(algorithm="ed25519", key="key", signature="signature"),), 1),
+    "erased": Move(_ended, lambda it: (f.Erased(who=ANYBODY),), 1),
+}
+"""Every input fact but `run_forked`, which begins another stream than the one it splits."""
