@@ -98,8 +98,8 @@ def data_of(fact: Fact) -> bytes:
     """The `data` of a fact: its fields without the call, which the record carries."""
     data = _encoder.encode(fact)
     if fact.TAG in _CALL_FIRST and fact.call is not None:  # type: ignore[union-attr]
-        # Ids by place are plain ASCII, so the first field can be cut off by its length.
-        cut = len(fact.call) + 10  # type: ignore[union-attr]
+        # The call is the first field, so it is cut off by the length of its own bytes.
+        cut = len(b'{"call":') + len(_encoder.encode(fact.call))  # type: ignore[union-attr]
         data = b"{" + data[cut + 1 :] if data[cut : cut + 1] == b"," else b"{}"
     return data
 
@@ -171,16 +171,19 @@ def _fact(line: Line, load: Load) -> Fact:
     if decoder is None:
         raise Unreadable(f"a fact of an unknown type, {tag!r}: it was written by another version of refold")
     data = bytes(line.data)
-    if b'"$payload"' in data:
-        data = put_back(data, load)
     try:
+        if b'"$payload"' in data:
+            data = put_back(data, load)
         if line.v != FACTS[tag].VERSION:
             data = _upcast(tag, line.v, data)
         if tag in _CALL_FIRST and line.call is not None:
-            data = b'{"call":"' + line.call.encode("utf-8") + (b'",' if len(data) > 2 else b'"') + data[1:]
-        return decoder.decode(data)
+            data = b'{"call":' + _encoder.encode(line.call) + (b"," if len(data) > 2 else b"") + data[1:]
+        fact = decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"the data of {tag} version {line.v} cannot be read: {error}") from error
+    if tag in _CALL_FIRST and fact.call != line.call:  # type: ignore[union-attr]
+        raise Unreadable(f"the data of {tag} names another call than its record")
+    return fact
 
 
 def _upcast(tag: str, version: int, data: bytes) -> bytes:
@@ -193,7 +196,10 @@ def _upcast(tag: str, version: int, data: bytes) -> bytes:
         step = UPCASTERS.get((tag, v))
         if step is None:
             raise Unreadable(f"no upcaster leads from {tag} version {v} to {v + 1}")
-        value = step(value)
+        try:
+            value = step(value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unreadable(f"{tag} version {v} cannot be brought to version {v + 1}: {error!r}") from error
     return _encoder.encode(value)
 
 

@@ -39,14 +39,16 @@ def _moved(value: Any, payloads: dict[Digest, bytes]) -> Any:
     stored = _encode(value)
     if len(stored) <= LIMIT and _MARK not in stored:
         return value
+    inside: dict[Digest, bytes] = {}
     if isinstance(value, dict):
-        smaller: Any = {key: _moved(item, payloads) for key, item in value.items()}
+        smaller: Any = {key: _moved(item, inside) for key, item in value.items()}
     elif isinstance(value, list):
-        smaller = [_moved(item, payloads) for item in value]
+        smaller = [_moved(item, inside) for item in value]
     else:
         return _reference(stored, payloads) if len(stored) > LIMIT else value
     # A container of many small values is moved as a whole, as it came: a payload holds no references.
     if len(_encode(smaller)) <= LIMIT:
+        payloads.update(inside)
         return smaller
     return _reference(stored, payloads)
 

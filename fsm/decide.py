@@ -152,7 +152,7 @@ def _injecting(run: Run, stamp: Stamp) -> f.Derived:
         error = run.failure.error
         return f.RunFailed(
             reason="max_provider_retries",
-            detail=f"the provider failed {run.policy.max_provider_retries + 1} times; the last time with {error.type}: {error.message}",
+            detail=f"the provider failed until its attempts were used up, the last time with {error.type}: {error.message}",
         )
     if isinstance(closed, f.FinalRejected) and closed.because == "validator_failed":
         return f.RunFailed(reason="validator", detail="; ".join(closed.complaints))

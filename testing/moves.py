@@ -5,14 +5,15 @@ Apart from the machine that makes the moves, so that another machine, or a user'
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 from hypothesis import strategies as st
 
 from refold.events import facts as f
 from refold.events.chain import NOTHING, signature_of
-from refold.events.words import CallId, Digest, Effect, Kind, RunId
+from refold.events.words import CallId, Digest, Effect, Kind, RunId, StopReason
+from refold.fsm.effects import pending
 from refold.fsm.guards import ASK_USER
 from refold.fsm.machine import EDGES
 from refold.projections.run import Call, Run
@@ -22,6 +23,7 @@ from refold.testing.strategies import arguments_of, budgets, policies, texts
 T = TypeVar("T")
 Check = Callable[[f.ProposedCall], f.Check]
 ANYBODY: Final = "anybody"
+URGENT: Final = 30
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,11 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """What a move is made from."""
+    """What a move is made from. `started` are the calls that were ever started, which a run does not remember."""
 
     draw: Draw
     run: Run
+    started: Sequence[CallId]
     toolbox: Toolbox = KIT
 
 
@@ -113,11 +116,13 @@ class Move:
     fits: Callable[[Run], bool]
     make: Callable[["Choice"], Sequence[f.Input]]
     weight: int = 2
+    urgent: Callable[[Run], bool] = lambda run: False
+    """Where nothing much happens without it, so that it is drawn far more often."""
 
 
 def legal(run: Run) -> list[str]:
     """The tags of the input facts that may come next, as often as their weight."""
-    return [tag for tag in EDGES[run.state] if tag in MOVES and MOVES[tag].fits(run) for _ in range(MOVES[tag].weight)]
+    return [tag for tag in EDGES[run.state] if tag in MOVES and MOVES[tag].fits(run) for _ in range(MOVES[tag].weight * (URGENT if MOVES[tag].urgent(run) else 1))]
 
 
 def make(it: "Choice", tag: str) -> Sequence[f.Input]:
@@ -134,6 +139,10 @@ def _fresh(run: Run) -> bool:
 
 def _begun(run: Run) -> bool:
     return run.setup is not None
+
+
+def _acted(run: Run) -> bool:
+    return run.spent.tool_calls > 0
 
 
 def _driven(run: Run) -> bool:
@@ -225,12 +234,13 @@ def _proposals(it: Choice) -> Sequence[f.Input]:
         calls.append(f.ProposedCall(id=CallId(f"t{it.run.turn}.{n}"), name=name, arguments_text=text))
     said = f.ToolCallsRequested(text=it.draw(st.sampled_from(("", "let me see"))), calls=tuple(calls), usage=_usage(it), elapsed_us=_elapsed(it))
     checked = f.CallsChecked(checks=tuple(it.toolbox.check(call) for call in calls))
-    between = it.draw(st.sampled_from((None,) * 12 + tuple(_BETWEEN)))
+    words = [tag for tag in _BETWEEN if tag != "late_outcome" or it.started]
+    between = it.draw(st.sampled_from([None] * 12 + words))
     return (said, checked) if between is None else (said, *_BETWEEN[between](it), checked)
 
 
 def _claim(it: Choice) -> Sequence[f.Input]:
-    stop = it.draw(st.sampled_from(("stop", "stop", "stop", "length", "refusal")))
+    stop: StopReason = it.draw(st.sampled_from(("stop", "stop", "stop", "length", "refusal")))
     claim = f.FinalProposed(text=it.draw(st.sampled_from(("the answer", "another"))), stop_reason=stop, usage=_usage(it), elapsed_us=_elapsed(it))
     verdict = it.draw(
         st.sampled_from((f.AnswerChecked(), f.AnswerChecked(complaints=("no",)), f.AnswerChecked(complaints=("no",)), f.AnswerChecked(error="it raised")))
@@ -239,7 +249,9 @@ def _claim(it: Choice) -> Sequence[f.Input]:
 
 
 def _interruption(it: Choice) -> Sequence[f.Input]:
-    cause = it.draw(st.sampled_from(("cancelled", "limit", "length", "filtered", "invalid", "invalid")))
+    cause: Literal["cancelled", "limit", "length", "filtered", "invalid"] = it.draw(
+        st.sampled_from(("cancelled", "limit", "length", "filtered", "invalid", "invalid"))
+    )
     return (
         f.ModelInterrupted(
             cause=cause, detail="cut", limit="timeout_s" if cause == "limit" else None, text=_text(it), usage=_usage(it), elapsed_us=_elapsed(it)
@@ -298,7 +310,7 @@ def _superseded(it: Choice) -> Sequence[f.Input]:
 
 
 def _late(it: Choice) -> Sequence[f.Input]:
-    return (f.LateOutcome(call=CallId("t1.1"), outcome="it came back"),)
+    return (f.LateOutcome(call=it.draw(st.sampled_from(it.started)), outcome="it came back"),)
 
 
 def _said(it: Choice) -> Sequence[f.Input]:
@@ -323,19 +335,19 @@ _BETWEEN: Final = {"user_said": _said, "cancel_requested": _cancelled, "late_out
 MOVES: Final[dict[str, Move]] = {
     "run_started": Move(_fresh, _start, 6),
     "run_continued": Move(_fresh, _continue, 1),
-    "driver_attached": Move(lambda run: _begun(run) and run.driver is None, _attached, 30),
-    "driver_detached": Move(lambda run: _driven(run) or _ended(run), _detached, 1),
-    "context_chosen": Move(_begun, lambda it: (f.ContextChosen(builder="mine", left_out=(1,)),), 1),
+    "driver_attached": Move(_begun, _attached, 1, urgent=lambda run: run.driver is None),
+    "driver_detached": Move(lambda run: _driven(run) or _ended(run), _detached, 1, urgent=lambda run: _driven(run) and not pending(run)),
+    "context_chosen": Move(_begun, lambda _: (f.ContextChosen(builder="mine", left_out=(1,)),), 1),
     "context_compacted": Move(_begun, lambda it: (f.ContextCompacted(upto=it.run.position, summary="so far"),), 1),
-    "usage_updated": Move(_asked, lambda it: (f.UsageUpdated(usage=f.Usage(input_tokens=3)),), 1),
-    "stream_checkpointed": Move(_asked, lambda it: (f.StreamCheckpointed(text="so "),), 1),
+    "usage_updated": Move(_asked, lambda _: (f.UsageUpdated(usage=f.Usage(input_tokens=3)),), 1),
+    "stream_checkpointed": Move(_asked, lambda _: (f.StreamCheckpointed(text="so "),), 1),
     "model_failed": Move(_asked, _provider_failure, 4),
     "model_interrupted": Move(_asked, _interruption, 3),
     "final_proposed": Move(_asked, _claim, 4),
     "tool_calls_requested": Move(_asked, _proposals, 20),
     "tool_succeeded": Move(_performing, _success, 12),
     "tool_failed": Move(_performing, _failure, 6),
-    "late_outcome": Move(_begun, _late, 1),
+    "late_outcome": Move(_acted, _late, 1),
     "approval_granted": Move(_has("waiting", approval=True), _grant, 6),
     "approval_denied": Move(
         lambda run: bool(_deniable(run)),
@@ -361,7 +373,7 @@ MOVES: Final[dict[str, Move]] = {
     ),
     "user_said": Move(_begun, _said, 2),
     "cancel_requested": Move(_begun, _cancelled, 1),
-    "sealed": Move(_ended, lambda it: (f.Sealed(algorithm="ed25519", key="key", signature="signature"),), 1),
-    "erased": Move(_ended, lambda it: (f.Erased(who=ANYBODY),), 1),
+    "sealed": Move(_ended, lambda _: (f.Sealed(algorithm="ed25519", key="key", signature="signature"),), 1),
+    "erased": Move(_ended, lambda _: (f.Erased(who=ANYBODY),), 1),
 }
 """Every input fact but `run_forked`, which begins another stream than the one it splits."""

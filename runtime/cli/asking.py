@@ -13,7 +13,7 @@ from refold.projections.view import pending_of
 from refold.runtime.cli import options as o
 from refold.runtime.cli import output
 from refold.runtime.cli.interrupts import Interruption
-from refold.runtime.cli.render import one_line, visible
+from refold.runtime.cli.render import fields, one_line, visible
 from refold.runtime.store import NotAsked, Store
 from refold.runtime.text import visible as says_something
 
@@ -53,8 +53,8 @@ def _ask(store: Store, run_id: str, one: dict[str, Any]) -> None:
         _append(partial(store.answer_sync, run_id, text, call=one["call_id"]))
         return None
     output.note(f"\n{one['name']} waits for your approval ({one_line(one['reason'])}):")
-    for name, value in one["arguments"].items():
-        output.note(f"    {one_line(name)}: {visible(value) if isinstance(value, str) else value}")
+    for line in fields(one["arguments"]):
+        output.note(line)
     while True:
         word = _read("Allow it? [y/n] ").strip().lower()
         if word in ("y", "yes"):

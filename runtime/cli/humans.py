@@ -10,7 +10,7 @@ from refold.projections.view import pending_of
 from refold.runtime.cli import options as o
 from refold.runtime.cli import output
 from refold.runtime.cli.exits import COMPLETED, UNAVAILABLE, Refused
-from refold.runtime.cli.render import one_line, short, visible
+from refold.runtime.cli.render import fields, one_line, short, visible
 from refold.runtime.cli.running import drive_on, opened, text_of, typed
 from refold.runtime.store import Ambiguous, Store
 from refold.runtime.text import visible as says_something
@@ -169,7 +169,7 @@ def _in_words(told: dict[str, Any]) -> str:
     if told["decision"] == "answered":
         return f"answered {place}\n    {visible(told['question'])}\n    {visible(told['answer'])}"
     lines = [f"{told['decision']} {place}: {one_line(told['name'])}"]
-    lines += [f"    {one_line(name)}: {visible(value) if isinstance(value, str) else value}" for name, value in told["arguments"].items()]
+    lines += fields(told["arguments"])
     if told["decision"] == "denied":
         lines.append(f"    because: {visible(told['reason'])}")
     return "\n".join(lines)

@@ -7,20 +7,23 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from refold.events import facts as f
 from refold.events.codec import Record
 from refold.projections.evolve import evolve
 from refold.projections.run import Run
 from refold.runtime.cli import output
-from refold.runtime.cli.render import cut, one_line, short, thousands
+from refold.runtime.cli.render import counted, cut, one_line, short, thousands
 from refold.runtime.cli.telling import arguments, proposal, seconds, words
 from refold.runtime.ports import Part, ReasoningDelta, TextDelta
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.spinner import Spinner
+
+LINE: Final = 160
+"""Columns that a text takes at most in a line of progress."""
 
 Said = tuple[str, str]
 """A style and a text."""
@@ -79,22 +82,32 @@ class Story:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.names: dict[str, str] = {call.id: call.name for call in run.calls}
+        self._names: dict[str, str] = {call.id: call.name for call in run.calls}
+        self._turn = 0
 
     def tell(self, record: Record) -> Iterator[Said]:
-        """The lines that a record is worth."""
+        """The lines that a record is worth; a turn is named once, in front of its first line."""
         if record.position == self.run.position + 1:
             self.run = evolve(self.run, record.fact, target=record.target, at=record.at, head=record.digest)
-        turn = f"turn {record.turn}"
+        for style, text in self._lines(record):
+            named = f"turn {record.turn}" if record.turn != self._turn else ""
+            self._turn = record.turn
+            yield style, f"{named:<8}{text}"
+
+    def _lines(self, record: Record) -> Iterator[Said]:
         match record.fact:
             case f.ToolCallsRequested(text=text, calls=calls):
-                self.names |= {call.id: call.name for call in calls}
+                self._names |= {call.id: call.name for call in calls}
                 if text.strip():
-                    yield "dim", f"{turn}  {one_line(text, 160)}"
+                    yield "", one_line(text, LINE)
                 for call in calls:
-                    yield "bold", f"{turn}  {proposal(call)}"
+                    yield "bold", f"→ {proposal(call)}"
             case f.ToolSucceeded(call=call_id, result=result, elapsed_us=elapsed):
-                yield "green", f"        {self._name(call_id)}: {short(result)} ({seconds(elapsed)})"
+                yield "green", f"✓ {self._name(call_id)}: {short(result)} ({seconds(elapsed)})"
+            case f.ClarificationReceived(call=call_id, text=text):
+                yield "green", f"✓ {self._name(call_id)}: {one_line(text, LINE)}"
+            case f.ApprovalGranted(call=call_id, who=who):
+                yield "green", f"✓ {self._name(call_id)} is approved by {one_line(who, 40)}"
             case (
                 f.ToolFailed(call=call_id)
                 | f.ToolRejected(call=call_id)
@@ -102,41 +115,43 @@ class Story:
                 | f.ApprovalDenied(call=call_id)
                 | f.ToolInDoubt(call=call_id)
             ):
-                yield "red", f"        {self._name(call_id)}: {cut(words(record), 160)}"
+                yield "red", f"✗ {self._name(call_id)}: {cut(words(record), LINE)}"
             case f.DuplicateActionBlocked(call=call_id, message=message):
-                yield "red", f"        {self._name(call_id)}: duplicate_action: {one_line(message, 160)}"
+                yield "red", f"✗ {self._name(call_id)}: duplicate_action: {one_line(message, LINE)}"
             case f.RetryScheduled():
-                yield "yellow", f"{turn}  trying again, {cut(words(record), 160)}"
-            case f.ModelFailed() | f.ModelInterrupted() | f.ModelErrorObserved():
-                yield "red", f"{turn}  {cut(words(record), 160)}"
+                yield "yellow", f"↻ {cut(words(record), LINE)}"
+            case f.ModelInterrupted() | f.ModelErrorObserved():
+                yield "red", f"✗ {cut(words(record), LINE)}"
             case f.FinalRejected():
-                yield "yellow", f"{turn}  the answer was not accepted: {cut(words(record), 160)}"
-            case f.FinalProposed():
-                yield "dim", f"{turn}  an answer"
-            case f.ApprovalGranted(call=call_id, who=who):
-                yield "green", f"        {self._name(call_id)}: approved by {one_line(who, 40)}"
+                yield "yellow", f"✗ the answer is not accepted: {cut(words(record), LINE)}"
             case f.UserSaid(text=text):
-                yield "bold", f"{turn}  said: {one_line(text, 160)}"
+                yield "bold", f"said: {one_line(text, LINE)}"
             case _:
                 pass
 
     def _name(self, call_id: str) -> str:
-        return one_line(self.names.get(call_id, call_id), 64)
+        return one_line(self._names.get(call_id, call_id), 64)
 
-    def spent(self) -> str:
-        """Everything that has a limit, used and allowed."""
+    def left(self) -> str:
+        """Everything that has a limit: used of allowed."""
         run = self.run
         if run.setup is None:
             return ""
         spent, budgets = run.spent, run.budgets
-        pieces = [
-            _of(f"turn {run.turn}", budgets.max_turns),
-            _of(f"{spent.tool_calls}", budgets.max_tool_calls, " calls"),
-            _of(thousands(spent.tokens), budgets.max_tokens, " tokens"),
-        ]
-        pieces += [_of(f"${spent.cost_usd}", f"${budgets.max_cost_usd}" if budgets.max_cost_usd is not None else None)]
-        pieces += [_of(f"{spent.active_us // 1_000_000}", budgets.timeout_s, " s")]
-        return " · ".join(pieces)
+        return " · ".join(
+            (
+                _of("turn", thousands(run.turn), budgets.max_turns),
+                _of("calls", thousands(spent.tool_calls), budgets.max_tool_calls),
+                _of("tokens", thousands(spent.tokens), budgets.max_tokens),
+                _of("$", spent.cost_usd, budgets.max_cost_usd),
+                _of("s", str(spent.active_us // 1_000_000), budgets.timeout_s),
+            )
+        )
+
+    def used(self) -> str:
+        """What was used, for the end."""
+        run, spent = self.run, self.run.spent
+        return f"{counted(run.turn, 'turn')} · {counted(spent.tool_calls, 'call')} · {counted(spent.tokens, 'token')} · ${spent.cost_usd} · {spent.active_us / 1_000_000:.1f} s"
 
     def doing(self) -> str:
         """What happens now."""
@@ -151,10 +166,9 @@ class Story:
         return {"executing_tools": "waiting for a human", "done": "done"}.get(run.state, "beginning")
 
 
-def _of(used: str, allowed: object, unit: str = "") -> str:
-    if allowed is None:
-        return f"{used}{unit}"
-    return f"{used} of {thousands(allowed) if isinstance(allowed, int) else allowed}{unit}"
+def _of(unit: str, used: str, allowed: object) -> str:
+    limit = "" if allowed is None else f"/{thousands(allowed) if isinstance(allowed, int) else allowed}"
+    return f"${used}{limit}" if unit == "$" else f"{used}{limit} s" if unit == "s" else f"{unit} {used}{limit}"
 
 
 class Live:
@@ -189,7 +203,7 @@ class Live:
     def _print(self, text: str, style: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(text, style=style, no_wrap=True, overflow="ellipsis"), crop=True)
+        self._console.print(Text(cut(text, self._console.width), style=style))
 
     def _foot(self) -> "Group":
         from rich.console import Group
@@ -203,5 +217,5 @@ class Live:
         if self._text.strip():
             tail = one_line(self._text)
             lines.append(Text("  " + tail[-(columns - 3) :], no_wrap=True))
-        lines.append(Text("  " + cut(self.story.spent(), columns - 3), style="dim"))
+        lines.append(Text("  " + cut(self.story.left(), columns - 3), style="dim"))
         return Group(*lines)

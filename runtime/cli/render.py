@@ -137,13 +137,31 @@ def thousands(number: int) -> str:
     return f"{number:,}"
 
 
+def counted(number: int, thing: str) -> str:
+    """So many things."""
+    return f"{thousands(number)} {thing}{'s' * (number != 1)}"
+
+
+def fields(arguments: dict[str, Any], indent: str = "    ") -> list[str]:
+    """Arguments in full, one below the other: what a human decides about."""
+    made: list[str] = []
+    for name, value in arguments.items():
+        lines = visible(value if isinstance(value, str) else _json(value)).split("\n")
+        made += (
+            [f"{indent}{one_line(name)}: {lines[0]}"]
+            if len(lines) == 1
+            else [f"{indent}{one_line(name)}:", *(f"{indent}    {line}".rstrip() for line in lines)]
+        )
+    return made
+
+
 def short(value: Any, most: int = 80) -> str:
     """A JSON value in a few words: fields of an object, how many items a list has."""
     match value:
         case dict():
             return cut(" ".join(f"{one_line(str(key), 30)}={_piece(item)}" for key, item in value.items()), most)
         case list():
-            return f"{len(value)} item{'s' * (len(value) != 1)}"
+            return counted(len(value), "item")
         case str():
             return one_line(value, most)
         case _:

@@ -20,7 +20,7 @@ from refold.runtime.cli.asking import decided
 from refold.runtime.cli.exits import INTERRUPTED, OF_STATUS, UNAVAILABLE, WAITING, Refused
 from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.progress import Progress, Story, progress_for
-from refold.runtime.cli.render import Page, one_line
+from refold.runtime.cli.render import STATUS, Page, one_line
 from refold.runtime.journal import WHO
 from refold.runtime.models import DEFAULT
 from refold.runtime.ports import RandomIds
@@ -210,9 +210,12 @@ def _as_it_is(store: Store, run_id: RunId) -> Result:
 
 def _finished(options: o.Driving, store: Store, result: Result) -> int:
     """The result to standard output; how it ended, and what to type where somebody is needed, to standard error."""
+    page = Page(sys.stderr)
     if options.json:
         output.document(result.as_json())
     elif result.answer is not None:
+        if not options.quiet and page.width is not None and Page().width is not None:
+            output.note("")  # in a terminal the answer stands apart from the progress
         output.line("\n".join(Page().paragraphs(result.answer)))
     run = result.run
     if result.lost:
@@ -230,7 +233,7 @@ def _finished(options: o.Driving, store: Store, result: Result) -> int:
     elif code:
         output.note(f"run {run.id} {result.status}")
     if not options.quiet and code != WAITING:
-        output.note(f"{result.status} · {Story(run).spent()} · run {run.id}")
+        output.note(page.paint(f"run {run.id} {STATUS[result.status][0]} · {Story(run).used()}", "dim"))
     return code
 
 

@@ -45,7 +45,7 @@ def words(record: Record) -> str:
         case f.ToolFailed(kind=kind, message=message) | f.ToolRejected(kind=kind, message=message) | f.ToolClosed(kind=kind, message=message):
             return one_line(f"{kind}: {message}")
         case f.RetryScheduled(attempt=attempt, delay_us=delay, because=because):
-            return one_line(f"attempt {attempt} in {seconds(delay)}: {because}")
+            return one_line(f"{because}; attempt {attempt} in {seconds(delay)}")
         case f.RunCompleted() | f.RunStopped() | f.RunFailed() | f.RunCancelled() as ended:
             return one_line(": ".join(part for part in (ended.reason or "", ended.detail) if part))
         case other:

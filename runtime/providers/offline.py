@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from refold.projections.transcript import Message
-from refold.runtime.ports import Finished, Part, Request, TextDelta, ToolCallReady
+from refold.runtime.ports import Finished, Model, Part, Request, TextDelta, ToolCallReady
 from refold.runtime.reading.compare import Comparison, Pair, find_pair
 from refold.runtime.reading.fields import answer_from_fields
 from refold.runtime.reading.question import Claim, Evidence, Passage, Question
@@ -24,6 +24,13 @@ HEADERS_READ: Final = 6
 SUCCESSORS_READ: Final = 4
 ARITHMETIC: Final = re.compile(r"(?:^|\b(?:is|calculate|compute|evaluate)\s+)([-(\d][\d.()\s+*/%×÷−-]*[\d)])(?!\w)", re.IGNORECASE)
 OPERATION: Final = re.compile(r"[\d.)]\s*[-+*/%×÷−]+\s*[-(.\d]")
+
+
+def create(name: str, *, base_url: str | None = None, settings: dict[str, Any] | None = None) -> Model:
+    """`offline`: there is one, and nothing to set. Raises ValueError for a name behind it."""
+    if name:
+        raise ValueError(f"the model is called offline, without a name behind it, not offline:{name}")
+    return OfflineModel()
 
 
 class OfflineModel:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from refold.runtime.reading.language import NUMBER, STOP_STEMS, sentences, stem, stem_set, stems, word_set
+from refold.runtime.reading.language import NUMBER, STOP_STEMS, stem, stem_set, stems, word_set
 from refold.runtime.reading.question import Evidence, Passage, Question
 
 Kind = Literal["growth", "difference", "ratio", "total"]
@@ -134,7 +134,7 @@ def _statements(key: str, other: str, evidence: Evidence) -> list[Statement]:
     found = []
     for passage in evidence.passages:
         about = set(YEAR.findall(f"{passage.heading} {passage.title} {passage.doc_id.replace('-', ' ').replace('_', ' ').replace('/', ' ')}"))
-        for span in sentences(passage.text):
+        for span in passage.spans:
             years = YEAR.findall(span)
             named = set(years)
             if (key in named and other not in named) or (not named and about == {key}):

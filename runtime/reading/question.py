@@ -25,6 +25,8 @@ JUDGING: Final = stem_set("accept reject final withdraw defer supersede draft ac
 BACKWARD: Final = {"superseded-by": REPLACING, "replaced-by": REPLACING, "obsoleted-by": REPLACING}
 ASKING_STEMS: Final = frozenset({"what", "which"})
 TIMES: Final = stem_set("second minute hour day week month year")
+BRACKETED: Final = re.compile(r"\[(?!\d+\])[^\[\]\s]+\]_*")
+PIECE_WORDS_MIN: Final = 6
 HEAD: Final = re.compile(
     r"\b(?:which|what|how many|how much)\s+(?:(?:is|are|was|were)\s+the\s+(?:(?:default|exact)\s+)?(?:names?\s+of\s+(?:the\s+)?)?)?((?:[\w.-]+\s+){1,4})",
     re.IGNORECASE,
@@ -55,7 +57,12 @@ class Passage:
 
     @cached_property
     def spans(self) -> tuple[str, ...]:
-        return tuple(sentences(self.text)) if not self.fields else ()
+        """Its sentences, cut where a word stands in brackets: in an answer that would read as a citation."""
+        if self.fields:
+            return ()
+        return tuple(
+            piece.strip() for span in sentences(self.text) for piece in BRACKETED.split(span) if piece == span or len(piece.split()) >= PIECE_WORDS_MIN
+        )
 
     @cached_property
     def fields(self) -> dict[str, tuple[str, str]]:
@@ -66,7 +73,7 @@ class Passage:
         return {
             one[1].lower().replace("_", "-").replace(" ", "-"): (" ".join(one[2].split()), " ".join(one[0].split()))
             for one in reversed(found)
-            if one[2].strip()
+            if one[2].strip() and not BRACKETED.search(one[0])
         }
 
 

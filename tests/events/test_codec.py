@@ -276,7 +276,6 @@ def test_what_is_moved_out_can_be_put_back(data: dict[str, Any]) -> None:
     assert set(references(small)) <= payloads.keys()
 
 
-@pytest.mark.xfail(reason="inner payloads of a container that is moved as a whole are kept beside it")
 def test_nothing_is_stored_that_no_record_names() -> None:
     # given a list so long that it is moved as a whole although its items are large already
     small, payloads = move_out(msgspec.json.encode({"result": [f"{n}" * 5_000 for n in range(100)]}))
