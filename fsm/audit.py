@@ -13,7 +13,7 @@ from refold.events.chain import DIGEST_LENGTH, NOTHING, digest_of, recompute
 from refold.events.codec import Record, Unreadable, read, read_line
 from refold.events.payloads import KEY
 from refold.events.words import Digest, RunId
-from refold.fsm.evidence import History
+from refold.fsm.history import History
 from refold.fsm.invariants import INVARIANTS, Named
 from refold.fsm.machine import Illegal, empty, step
 from refold.projections.run import Run

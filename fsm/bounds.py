@@ -17,7 +17,7 @@ from refold.events.settings import Policy
 from refold.events.words import CallId, Digest, Reason
 from refold.fsm import limits
 from refold.fsm.calls import TOOL_ERRORS
-from refold.fsm.evidence import NONE_YET, History, Settings, Sign, Signs, broken, in_force
+from refold.fsm.history import NONE_YET, History, Settings, Sign, Signs, broken, in_force
 
 MILLION: Final = 1_000_000
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from refold.events import facts as f
 from refold.events.words import CallId
 from refold.fsm import bounds
-from refold.fsm.evidence import History, Judge, Sign, Signs, broken
+from refold.fsm.history import History, Judge, Sign, Signs, broken
 
 
 class Named(NamedTuple):

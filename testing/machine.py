@@ -141,7 +141,13 @@ class RunMachine(RuleBasedStateMachine):
     # -- what holds after every step
 
     @invariant()
-    def the_log_folds_to_the_run(self) -> None:
+    def everything_holds(self) -> None:
+        """The log is read first: what is asked of the run next leans on it."""
+        self._the_log_folds_to_the_run()
+        self._an_end_is_an_end()
+        self._nobody_waits_in_vain()
+
+    def _the_log_folds_to_the_run(self) -> None:
         """Every new record is a legal move, and together they are the live run."""
         load = loader(self.log, RUN, many=False)
         for row in self.log.read(RUN, self.folded.position):
@@ -172,8 +178,7 @@ class RunMachine(RuleBasedStateMachine):
             assert record.source == record.target == "done", "done is absorbing"
         self.over = self.over or record.target == "done"
 
-    @invariant()
-    def an_end_is_an_end(self) -> None:
+    def _an_end_is_an_end(self) -> None:
         """An ended run keeps its status, has no open call and asks for nothing."""
         if self.run.state != "done":
             return
@@ -183,8 +188,7 @@ class RunMachine(RuleBasedStateMachine):
         assert not [call for call in self.run.calls if call.open]
         assert pending(self.run) == ()
 
-    @invariant()
-    def nobody_waits_in_vain(self) -> None:
+    def _nobody_waits_in_vain(self) -> None:
         """A run that is driven, and has not ended, has something pending, waits for a human, or goes on with the next word of a driver."""
         run = self.run
         if run.driver is not None and run.state != "done":
