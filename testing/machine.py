@@ -27,6 +27,8 @@ from refold.testing.clock import ManualClock
 from refold.testing.faults import Died, Fate, FaultyLog
 
 RUN: Final = "run"
+STRIDE_MAX: Final = 12
+"""Moves that are made in a row at most."""
 
 
 class RunMachine(RuleBasedStateMachine):
@@ -68,16 +70,15 @@ class RunMachine(RuleBasedStateMachine):
         self._tell(self._made(data, tag))
 
     @precondition(lambda self: bool(moves.legal(self.run)))
-    @rule(data=st.data())
-    def go_on(self, data: st.DataObject) -> None:
-        """The world does something that fits."""
-        self._tell(self._made(data, data.draw(st.sampled_from(moves.legal(self.run)), "what comes")))
-
-    @precondition(lambda self: bool(moves.legal(self.run)))
-    @rule(data=st.data())
-    def go_on_again(self, data: st.DataObject) -> None:
-        """The same, so that most steps are of this kind."""
-        self.go_on(data)  # type: ignore[operator]  # a rule is a function all the same
+    @rule(data=st.data(), steps=st.integers(1, STRIDE_MAX))
+    def go_on(self, data: st.DataObject, steps: int) -> None:
+        """The world does what fits, several times in a row, so that most of what happens is of this kind."""
+        for _ in range(steps):
+            tags = moves.legal(self.run)
+            if not tags:
+                return
+            self._tell(self._made(data, data.draw(st.sampled_from(tags), "what comes")))
+            self.everything_holds()  # type: ignore[operator]  # an invariant is a function all the same
 
     @rule(seconds=st.sampled_from((0.001, 1, 6)))
     def let_time_pass(self, seconds: float) -> None:

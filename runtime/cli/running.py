@@ -229,10 +229,11 @@ def _finished(options: o.Driving, store: Store, result: Result) -> int:
     elif code == INTERRUPTED:
         output.note(f"run {run.id} was left where it is; go on with: {typed(options, 'resume', run.id)}")
     elif code and result.detail:
-        output.note(f"run {run.id} {result.status} ({result.reason}): {one_line(result.detail)}")
+        because = "" if result.reason == result.status else f" ({result.reason})"
+        output.note(f"run {run.id} {result.status}{because}: {one_line(result.detail)}")
     elif code:
         output.note(f"run {run.id} {result.status}")
-    if not options.quiet and code != WAITING:
+    if not options.quiet and code not in (WAITING, INTERRUPTED):
         output.note(page.paint(f"run {run.id} {STATUS[result.status][0]} · {Story(run).used()}", "dim"))
     return code
 

@@ -67,11 +67,11 @@ def _field(question: Question, names: dict[str, bool]) -> tuple[str, AbstractSet
 def _asks_for(name: str, question: Question, of_people: bool) -> bool:
     """Whether the question names a field: as the thing it asks for (`which topic`, `the topic of`, `who is the sponsor`) or as its last word."""
     parts, asked = set(stems(name)), set(question.stems)
-    head = {"type"} if question.head == ["kind"] else set(question.head)
+    head = {"type"} if question.head == ["kind"] and question.references else set(question.head)
     spoken = re.escape(name.replace("-", " "))
     start = r"(?:(?:what|who|which|when)(?:'s| is| are| was| were)|name|give|tell me|show|find|state) (?:the|its) (?:current )?"
     of_it = re.match(rf"{start}{spoken}s? (?:of|for)\b", question.text.replace("-", " "), re.IGNORECASE)
-    wh_noun = (parts <= head and head <= parts | {"current", "number"}) or (parts <= asked and len(parts) > 1)
+    wh_noun = (parts <= head and head <= parts | {"current", "number"}) or (parts <= asked and len(parts) > 1 and question.asks not in ("how", "where", "why"))
     who = question.wants_person and of_people and parts <= asked and not any(name == word for word, _ in question.references)
     last = question.asks in ("what", "which", "") and set(question.stems[-len(parts) :]) == parts
     return bool(of_it) or (name != "title" and (wh_noun or who or last))

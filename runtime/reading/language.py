@@ -24,7 +24,7 @@ DATE: Final = re.compile(r"\b(?:1[89]|20)\d\d\b")
 VERSION: Final = re.compile(r"\b\d+\.\d+")
 NAME: Final = re.compile(r"\b[A-ZÀ-Þ][\w.'’-]*(?: (?:van|von|de|der|den|la))*(?: [A-ZÀ-Þ][\w.'’-]+)+")
 LITERAL: Final = re.compile(
-    r"``[^`\n]+``|`[^`<>\n]+`(?!_)|\"[^\"\n]{1,40}\"|(?<!\w)--?[a-z][\w-]+|\b\w+(?:_\w+)+\b|\b\w+\(\)|\b[\w-]+\.[a-z]{2,5}\b|"
+    r"``[^`\n]+``|`[^`<>\n]+`(?!_)|\"[^\"\n]{1,40}\"|(?<!\w)--?[a-zA-Z][\w-]*|\b\w+(?:_\w+)+\b|\b\w+\(\)|\b[\w-]+\.[a-z]{2,5}\b|"
     r"\b(?!(?:MUST|MAY|SHOULD|SHALL|NOT|TODO|NOTE)\b)[A-Z]{3,}[A-Z0-9_-]*\b|\b[A-Z]?[a-z]+[A-Z]\w*\b"
 )
 """What is not an ordinary word: code, a quotation, an option, a file, a constant, a name in camel case."""
@@ -39,7 +39,7 @@ STOP: Final = ASKING | word_set(
 LIGHT: Final = word_set(
     "accord add aim call current currently define describe document exact exactly find first get give go introduce mean mention name new offer "
     "officially please propose proposal provide recommend say show specify state suggest take tell use used answer question make exist "
-    "contain hold store keep list include indicate denote represent"
+    "contain hold value store keep list include indicate denote represent"
 )
 """Words of asking and stating: a question holds them whatever it is about."""
 IRREGULAR: Final = dict(

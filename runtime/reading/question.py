@@ -107,7 +107,7 @@ class Question:
         self.text = " ".join(text[:QUESTION_CHARS_MAX].split())
         self.words = words(self.text)
         self.stems = [stem(word) for word in self.words]
-        self.content = content(self.text)
+        self.content = content(re.sub(r"\bnumber of\b", "", self.text))
         self.proper = {stem(word) for word in self.words[1:] if word[0].isupper()}
         self.asks = next((word for word in map(str.lower, self.words) if word in ("who", "whom", "whos", "when", "where", "why", "how", "which", "what")), "")
         self.references = [(stem(found[1]), stem(found[2])) for found in re.finditer(r"\b([A-Za-z]{2,})[ -]?#?(\d+)\b(?!\.\d)", self.text)]

@@ -16,8 +16,8 @@ from refold.runtime.reading.question import RELEASE, REMOVING, Claim, Evidence, 
 
 SHAPES: Final[dict[str, re.Pattern[str]]] = {
     stem("file"): re.compile(r"\b[\w-]*\.[a-z]\w{1,5}\b|\b[A-Z]{3,}(?:[_-][A-Z]+)*\b"),
-    stem("option"): re.compile(r"(?<!\w)--?[a-z][\w-]+"),
-    stem("flag"): re.compile(r"(?<!\w)--?[a-z][\w-]+|\b\w+_\w+\b"),
+    stem("option"): re.compile(r"(?<!\w)--?[a-zA-Z][\w-]*"),
+    stem("flag"): re.compile(r"(?<!\w)--?[a-zA-Z][\w-]*|\b\w+_\w+\b"),
     stem("variable"): re.compile(r"\b[A-Z][A-Z0-9_]{2,}\b|\b\w+_\w+\b"),
     stem("macro"): re.compile(r"\b\w+_\w+\b|\b[A-Z][A-Z0-9_]{2,}\b"),
     stem("constant"): re.compile(r"\b\w+_\w+\b|\b[A-Z][A-Z0-9_]{2,}\b"),
@@ -32,7 +32,7 @@ COUNT: Final = re.compile(
     re.IGNORECASE,
 )
 FULL_DATE: Final = re.compile(r"\b\d{4}-\d\d-\d\d\b|\b\d{1,2}[ -][A-Z][a-z]{2,8}[ -,]+\d{4}\b|\b[A-Z][a-z]{2,8} \d{1,2},? \d{4}\b")
-SURE: Final = 1.2
+SURE: Final = 1.0
 """The score from which a sentence is taken for an answer."""
 MANY: Final = 5
 NEAR: Final = 5
@@ -98,7 +98,7 @@ def _candidates(question: Question, evidence: Evidence) -> Iterator[_Candidate]:
         if not required or (referenced and passage.doc_id not in referenced) or set(stems(passage.heading)) & ASIDE:
             continue
         titled = set(stems(passage.title))
-        own = [one for one in required if one not in titled] or required
+        own = [one for one in required if one not in titled and one not in passage.about] or required
         for span in passage.spans:
             if CODE.search(span):
                 continue
@@ -161,7 +161,8 @@ def _names(question: Question, span: str, leaf: Sequence[str]) -> frozenset[str]
     elif question.head:
         shapes = [SHAPES[one] for one in question.head[-1:] if one in SHAPES]
         found = [one for one in (shapes[-1] if shapes else LITERAL).finditer(span) if not stems(one[0]) or one[0].strip("`'\"") not in question.text]
-        names = [one[0] for one in found if one[0].startswith("-") or question.head[-1] in leaf or _is_called(question.head[-1], span, one)]
+        names = _equated(question, span)
+        names += [one[0] for one in found if one[0].startswith("-") or question.head[-1] in leaf or _is_called(question.head[-1], span, one)]
         if not names and not shapes:
             names = [
                 one[0]
@@ -175,6 +176,24 @@ def _names(question: Question, span: str, leaf: Sequence[str]) -> frozenset[str]
     else:
         names = []
     return frozenset(one.strip("`'\"*(") for one in names)
+
+
+def _equated(question: Question, span: str) -> list[str]:
+    """What a short sentence says to be the thing that is asked for: `X is the ...`, or `The ... is X` with a name, a number or a quotation for X."""
+    found = re.fullmatch(r"(.{1,80}?) (?:is|are|was|were) (.{1,120}?)\.?", span)
+    if not found or not re.match(r"(?:what|which|who)\b", question.text, re.IGNORECASE):
+        return []
+    left, right = stems(found[1]), stems(found[2])
+    asked = [one for one in question.head if one not in STOP_STEMS]
+    if (
+        re.match(r"(?:the|an?)\b", found[2], re.IGNORECASE)
+        and right[1 : len(asked) + 1] == asked
+        and not set(left) & (STOP_STEMS - {"the", "a", "an", "and", "of"})
+    ):
+        return [found[1]]
+    if left[-len(asked) :] == asked and re.match(r"[\"'`“\dA-ZÀ-Þ]", found[2]):
+        return [found[2]]
+    return []
 
 
 def _is_called(noun: str, span: str, name: re.Match[str]) -> bool:

@@ -1,0 +1,213 @@
+"""Records the golden logs that are missing: one for each kind of run, as this version writes them. What is there is never written again.
+
+python tests/logs/record.py
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from refold import Agent, Budgets, NotPerformed, Policy, RetryableToolError, ScriptedModel, ToolResult, open_store, show, tool
+from refold.events import facts as f
+from refold.runtime import journal
+from refold.runtime import store as stores
+from refold.runtime.store import Store
+from refold.runtime.transfer import export_lines
+
+FOLDER = Path(__file__).parent / "v1"
+FAILED: list[str] = []
+
+
+@tool(effect="read")
+def look(at: str) -> ToolResult:
+    """Looks somewhere."""
+    return ToolResult(data={"seen": at, "large": "." * 5_000 if at == "far" else ""}, source_ids=[at], notes=[f"looked {at}"])
+
+
+@tool(effect="idempotent", retries=2)
+def put(key: str, value: int = 1) -> int:
+    """Puts a value; fails once, retryably."""
+    if key not in FAILED:
+        FAILED.append(key)
+        raise RetryableToolError("busy")
+    return value
+
+
+@tool(approval="always")
+def send(to: str) -> str:
+    """Sends."""
+    return f"sent to {to}"
+
+
+@tool
+def pay(amount: int) -> str:
+    """Pays."""
+    if amount < 0:
+        raise NotPerformed("a negative amount")
+    if amount == 0:
+        raise ValueError("nothing to pay")
+    return "paid"
+
+
+@tool(effect="read", timeout_s=0.05)
+async def wait() -> None:
+    """Waits too long."""
+    await asyncio.sleep(30)
+
+
+@tool(timeout_s=0.05)
+async def ship() -> None:
+    """Ships, and is never heard of again."""
+    await asyncio.sleep(30)
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def turn(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"calls": list(calls), **more}
+
+
+def polite(run: Any, answer: str, citations: tuple[str, ...]) -> list[str]:
+    return [] if answer.endswith(".") else ["end with a full stop"]
+
+
+def broken(run: Any, answer: str, citations: tuple[str, ...]) -> list[str]:
+    raise RuntimeError("out of order")
+
+
+DONE = {"text": "Done."}
+USED = {"usage": {"input_tokens": 900, "output_tokens": 90, "cached_input_tokens": 500}, "cost_usd": "0.0123"}
+ASK = call("ask_user", question="Which?")
+BUSY = {"error": {"type": "overloaded", "message": "busy", "retryable": True, "retry_after_s": 0.001}}
+
+
+def played(*turns: dict[str, Any], **more: Any) -> Agent:
+    return Agent(model=ScriptedModel(list(turns)), instructions="Be brief.", tools=[look, put, send, pay, wait, ship], name="golden", **more)
+
+
+def simple(*turns: dict[str, Any], **more: Any) -> Callable[[Store, str], None]:
+    def run(store: Store, name: str) -> None:
+        FAILED.clear()
+        played(*turns, **more).run_sync(f"Do it: {name}.", store=store, run_id=name)
+
+    return run
+
+
+def answered(store: Store, name: str) -> None:
+    agent = played(turn(ASK, call("look", at="near")), DONE)
+    agent.run_sync("Ask.", store=store, run_id=name)
+    store.answer_sync(name, "This one.", who="ann", command_id="c1")
+    store.say_sync(name, "and be quick", who="ann", command_id="c2")
+    agent.resume_sync(name, store=store)
+
+
+def decided(store: Store, name: str) -> None:
+    agent = played(turn(call("send", to="ann"), call("send", to="bob"), call("send", to="cat")), DONE)
+    agent.run_sync("Send.", store=store, run_id=name)
+    store.approve_sync(name, "t1.1", who="ann", command_id="c1")
+    store.deny_sync(name, "t1.2", reason="not him", who="ann", command_id="c2")
+    store.approve_sync(name, "t1.3", who="ann", command_id="c3")
+    store.deny_sync(name, "t1.3", reason="changed my mind", who="ann", command_id="c4")
+    agent.resume_sync(name, store=store)
+
+
+def waiting(store: Store, name: str) -> None:
+    played(turn(ASK, call("send", to="ann")), DONE).run_sync("Wait.", store=store, run_id=name)
+
+
+def cancelled(store: Store, name: str) -> None:
+    waiting(store, name)
+    store.cancel_sync(name, "no longer needed", who="ann", command_id="c1")
+
+
+def recovered(store: Store, name: str) -> None:
+    """Drivers that vanish: in a request, in a read, in a side effect."""
+    agent = played(turn(call("look", at="a"), call("pay", amount=3)), DONE)
+    begin = f.RunStarted(goal="Survive.", setup=agent.declared(seed="0"))
+    kept = journal.Journal(store.log, name)
+    kept.command_sync(lambda run: (begin, stores.attach(run)))
+    kept.command_sync(lambda run: (stores.attach(run),))
+    asked = f.ToolCallsRequested(
+        calls=tuple(f.ProposedCall(id=f"t1.{n}", name=n_, arguments_text=a) for n, n_, a in ((1, "look", '{"at":"a"}'), (2, "pay", '{"amount":3}'))),
+        stop_reason="tool_calls",
+    )  # type: ignore[arg-type]
+    kept.command_sync(lambda _: (asked, agent.consults().calls(asked)))
+    kept.command_sync(lambda run: (stores.attach(run),))
+    kept.command_sync(lambda _: (f.ToolSucceeded(call="t1.1", result={"seen": "a"}),))  # type: ignore[arg-type]
+    agent.resume_sync(name, store=store)
+
+
+KINDS: dict[str, Callable[[Store, str], None]] = {
+    "answer": simple(DONE),
+    "tools": simple(
+        turn(call("look", at="near"), call("nosuch"), call("pay", amount="x"), call("pay", amount=0), call("pay", amount=-1), text="so", **USED),
+        {**DONE, **USED},
+    ),
+    "large-result": simple(turn(call("look", at="far")), DONE),
+    "retries": simple(turn(call("put", key="k")), DONE),
+    "timeout": simple(turn(call("wait")), DONE),
+    "in-doubt": simple(turn(call("ship")), DONE),
+    "question": answered,
+    "approvals": decided,
+    "waiting": waiting,
+    "cancelled": cancelled,
+    "recovered": recovered,
+    "invalid-turns": simple(
+        {"text": ""},
+        turn(
+            call(
+                "look",
+                at="a",
+            ),
+            call("look", at="b"),
+            stop_reason="length",
+        ),
+        DONE,
+    ),
+    "too-many-invalid-turns": simple({"text": ""}, {"text": " "}, {"text": ""}),
+    "provider-retries": simple(BUSY, BUSY, DONE),
+    "provider-gives-up": simple(BUSY, BUSY, policy=Policy(max_provider_retries=1)),
+    "provider-fails": simple({"error": {"type": "authentication", "message": "no", "retryable": False}}),
+    "refusal": simple({"text": "", "refusal": "I will not.", "stop_reason": "refusal"}),
+    "rejected-answer": simple({"text": "Not yet"}, {"text": "cut", "stop_reason": "length"}, DONE, validators=[polite]),
+    "broken-validator": simple(DONE, validators=[broken]),
+    "decision": simple(
+        {"decision": {"kind": "tool", "name": "look", "arguments": {"at": "x"}, "rationale": "to see"}}, {"decision": {"kind": "final", "text": "Done."}}
+    ),
+    "duplicate": simple(turn(call("look", at="a")), turn(call("look", at="a"), call("look", at="b")), DONE),
+    "cycle": simple(*[turn(call("look", at="a"))] * 3),
+    "stop-on-error": simple(turn(call("pay", amount=0), call("look", at="a")), policy=Policy(on_tool_error="stop")),
+    "max-turns": simple(turn(call("look", at="a")), turn(call("look", at="b")), budgets=Budgets(max_turns=2)),
+    "last-turn-answer": simple(turn(call("look", at="a")), DONE, budgets=Budgets(max_turns=2)),
+    "max-tool-calls": simple(turn(call("look", at="a"), call("look", at="b")), turn(call("look", at="c")), budgets=Budgets(max_tool_calls=1)),
+    "max-tokens": simple(turn(call("look", at="a"), **USED), DONE, budgets=Budgets(max_tokens=900)),
+    "max-cost": simple(turn(call("look", at="a"), **USED), DONE, budgets=Budgets(max_cost_usd="0.01")),
+    "deadline": simple(DONE, budgets=Budgets(deadline="2020-01-01T00:00:00Z")),
+}
+
+
+def main() -> None:
+    journal.WHO, stores.USER, stores.HOST = "me@here:1", "me", "here"  # type: ignore[misc]
+    stores.os.getpid = lambda: 1
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in KINDS.items():
+        target = FOLDER / f"{name}.jsonl"
+        if target.exists():
+            continue
+        store = open_store("memory:")
+        make(store, name)
+        target.write_bytes(b"".join(export_lines(store, name)))
+        shown = show(store, name)
+        expected = {key: shown[key] for key in ("position", "state", "status", "reason", "detail", "turn", "answer", "messages", "usage", "head")}
+        (FOLDER / f"{name}.shown.json").write_text(json.dumps(msgspec.to_builtins(expected), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        print(f"{name}: {shown['status']} {shown['reason'] or ''}")
+
+
+if __name__ == "__main__":
+    main()
