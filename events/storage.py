@@ -87,7 +87,9 @@ class Log(ABC):
         """Stores rows and payloads in one transaction and returns when they are durable. Raises `Conflict`."""
         self._append(_checked(run_id, expected, rows, payloads, create=create))
 
-    def submit(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes] = NO_PAYLOADS, *, create: bool = False) -> "Future[None]":
+    def submit(
+        self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes] = NO_PAYLOADS, *, create: bool = False
+    ) -> "Future[None]":
         """`append` without waiting. The future cannot be cancelled: what is submitted will be stored or refused.
 
         Its callbacks run in the thread that writes and must not wait for the log.
@@ -158,5 +160,7 @@ def check_head(submission: Submission, head: int | None) -> None:
 def is_stored(submission: Submission, digest: Digest, stored: bytes | None) -> bool:
     """Whether a payload needs no storing; what its digest already names must be the same bytes."""
     if stored is not None and stored != submission.payloads[digest]:
-        raise StoreDamaged(f"run {submission.run_id} holds another value under the digest {digest}: export what can still be read, and restore the store from a copy")
+        raise StoreDamaged(
+            f"run {submission.run_id} holds another value under the digest {digest}: export what can still be read, and restore the store from a copy"
+        )
     return stored is not None

@@ -189,14 +189,18 @@ def _validated(signature: Signature, text: str) -> tuple[BaseModel, dict[str, An
         value = signature.model.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise _Refused(f"do not fit: {_joined(_complaints(error))}", with_fields=True) from None
-    except Exception as error:  # a validator of the application may raise anything, and that is a verdict
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a validator of the application may raise anything, and that is a verdict
         raise _Refused(f"could not be checked: a validator raised {type(error).__name__}") from error
     try:
         dumped = value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="none")
         arguments = msgspec.json.decode(to_json(dumped, max_bytes=4 * TEXT_MAX), type=dict[str, Any])
     except NotStorable as refused:
         raise _Refused(f"cannot be stored: {refused}") from None
-    except Exception as error:  # a serializer of the application
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a serializer of the application
         raise _Refused(f"could not be written as JSON: {type(error).__name__}") from error
     return value, arguments, msgspec.json.encode(arguments, order="sorted").decode()
 

@@ -63,7 +63,9 @@ class Consults:
         try:
             needed = bool(tool.approval(arguments)) if callable(tool.approval) else tool.approval == "always"
             key = str(tool.key(arguments)) if tool.key is not None else ""
-        except Exception as error:  # noqa: BLE001 - user code: whatever it raises denies the call
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, SystemExit too, denies the call
             message = f"the policy of {tool.name} failed, so the call is denied: {describe(error)}"
             return f.Check(call=call, kind="permission_denied", message=message, arguments=canonical, signature=signature, effect=tool.effect)
         return f.Check(
@@ -89,7 +91,9 @@ class Consults:
             names.append(name)
             try:
                 complaints += [whole(str(complaint))[:TEXT_MAX] for complaint in validator(run, claim.text, citations)]
-            except Exception as error:  # noqa: BLE001 - user code: whatever it raises rejects the answer
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, SystemExit too, rejects the answer
                 return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints), error=f"the validator {name} failed: {describe(error)}")
         return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints[:COMPLAINTS_MAX]))
 
@@ -111,7 +115,7 @@ def describe(error: BaseException) -> str:
     """An exception in one bounded line, whatever its text does."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not end the run
+    except BaseException:  # noqa: BLE001 - a broken __str__ must not end the run
         text = ""
     line = " ".join(whole(text).split())[:500]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -22,6 +22,7 @@ from refold.projections.messages import Message
 from refold.projections.run import Run, replace
 from refold.projections.transcript import said
 from refold.runtime.ports import Clock, SystemClock
+from refold.runtime.text import whole
 
 ATTEMPTS_MAX: Final = 32
 """How often one command is decided again because somebody else appended first."""
@@ -195,12 +196,12 @@ async def _settled(future: "Future[None]") -> None:
 
 def _who() -> str:
     try:
-        return getpass.getuser()
+        return whole(getpass.getuser())
     except (OSError, KeyError):
         return "unknown"
 
 
 USER: Final = _who()
-HOST: Final = socket.gethostname()
+HOST: Final = whole(socket.gethostname())
 WHO: Final = f"{USER}@{HOST}:{os.getpid()}"
 """Who appends: user, host and process."""

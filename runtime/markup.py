@@ -4,6 +4,7 @@ Apart from the documents, so that a format is one function here; headings and fi
 """
 
 import io
+import logging
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -65,6 +66,7 @@ def pdf_sections(content: bytes) -> tuple[str, list[Section]]:
         import pypdf
     except ImportError:
         raise ValueError("reading PDF needs: pip install 'refold[pdf]'") from None
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # What it complains about is told as the reason, or read over.
     try:
         reader = pypdf.PdfReader(io.BytesIO(content))
         title = str((reader.metadata.title if reader.metadata else "") or "")

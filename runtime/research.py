@@ -228,7 +228,9 @@ def _page(parts: list[DocumentPart]) -> list[DocumentPart]:
     return shown
 
 
-def research_agent(folders: Sequence[Path], *, store_url: str, model: str | Model | None = None, budgets: Budgets | None = None, policy: Policy | None = None) -> Agent:
+def research_agent(
+    folders: Sequence[Path], *, store_url: str, model: str | Model | None = None, budgets: Budgets | None = None, policy: Policy | None = None
+) -> Agent:
     """The agent that answers from these folders and cites what it read. Raises DocumentsError when there is nothing to read."""
     library = Library(folders, index_beside(store_url, folders))
     return Agent(
@@ -259,7 +261,7 @@ def says_what_is_superseded(library: Library) -> Validator:
         complaints = []
         for doc_id in dict.fromkeys(citation.partition("#")[0] for citation in citations):
             newer = library.superseded_by(doc_id)
-            if newer and "supersede" not in answer.lower() and "replaced" not in answer.lower():
+            if newer and not any(word in answer.lower() for word in ("supersede", "replaced", "obsolete")):
                 complaints.append(f"[{doc_id}] is superseded by {', '.join(newer)}: cite what holds today, or say that it is superseded")
         return complaints
 

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from hypothesis import event, note
-from hypothesis import strategies as st
+from hypothesis import event, note, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from refold.events import facts as f
@@ -27,8 +26,10 @@ from refold.testing.clock import ManualClock
 from refold.testing.faults import Died, Fate, FaultyLog
 
 RUN: Final = "run"
-STRIDE_MAX: Final = 12
-"""Moves that are made in a row at most."""
+PAUSES: Final = (0, 0, 0.001, 2, 6)
+"""Seconds between two moves."""
+STRIDES: Final = (1, 5, 10, 25)
+"""How many moves are made in a row: most of what happens should be legal, and most runs long."""
 
 
 class RunMachine(RuleBasedStateMachine):
@@ -69,21 +70,23 @@ class RunMachine(RuleBasedStateMachine):
         """A run begins, most of them with somebody to drive them."""
         self._tell(self._made(data, tag))
 
-    @precondition(lambda self: bool(moves.legal(self.run)))
-    @rule(data=st.data(), steps=st.integers(1, STRIDE_MAX))
+    @precondition(lambda self: bool(moves.legal(self.run)) and not self.over)
+    @rule(data=st.data(), steps=st.sampled_from(STRIDES))
     def go_on(self, data: st.DataObject, steps: int) -> None:
         """The world does what fits, several times in a row, so that most of what happens is of this kind."""
         for _ in range(steps):
             tags = moves.legal(self.run)
-            if not tags:
+            if not tags or self.over:
                 return
+            self.clock.advance(data.draw(st.sampled_from(PAUSES)))
             self._tell(self._made(data, data.draw(st.sampled_from(tags), "what comes")))
             self.everything_holds()  # type: ignore[operator]  # an invariant is a function all the same
 
-    @rule(seconds=st.sampled_from((0.001, 1, 6)))
-    def let_time_pass(self, seconds: float) -> None:
-        """Time passes."""
-        self.clock.advance(seconds)
+    @precondition(lambda self: self.over)
+    @rule(data=st.data())
+    def add_a_note(self, data: st.DataObject) -> None:
+        """Something is noted behind the end."""
+        self._tell(self._made(data, data.draw(st.sampled_from(moves.legal(self.run)), "what is noted")))
 
     @rule()
     def set_the_clock_back(self) -> None:

@@ -23,7 +23,7 @@ from refold.testing.strategies import arguments_of, budgets, policies, texts
 T = TypeVar("T")
 Check = Callable[[f.ProposedCall], f.Check]
 ANYBODY: Final = "anybody"
-URGENT: Final = 30
+URGENT: Final = 12
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,15 @@ class Move:
     fits: Callable[[Run], bool]
     make: Callable[["Choice"], Sequence[f.Input]]
     weight: int = 2
-    urgent: Callable[[Run], bool] = lambda run: False
+    urgent: Callable[[Run], bool] = lambda _: False
     """Where nothing much happens without it, so that it is drawn far more often."""
 
 
 def legal(run: Run) -> list[str]:
     """The tags of the input facts that may come next, as often as their weight."""
-    return [tag for tag in EDGES[run.state] if tag in MOVES and MOVES[tag].fits(run) for _ in range(MOVES[tag].weight * (URGENT if MOVES[tag].urgent(run) else 1))]
+    return [
+        tag for tag in EDGES[run.state] if tag in MOVES and MOVES[tag].fits(run) for _ in range(MOVES[tag].weight * (URGENT if MOVES[tag].urgent(run) else 1))
+    ]
 
 
 def make(it: "Choice", tag: str) -> Sequence[f.Input]:
@@ -139,6 +141,10 @@ def _fresh(run: Run) -> bool:
 
 def _begun(run: Run) -> bool:
     return run.setup is not None
+
+
+def _idle(run: Run) -> bool:
+    return run.state == "idle"
 
 
 def _acted(run: Run) -> bool:
@@ -186,7 +192,13 @@ def _setup(it: Choice) -> f.Setup:
 
 def _start(it: Choice) -> Sequence[f.Input]:
     begin = f.RunStarted(goal="the goal", setup=_setup(it))
-    return (begin, _attach(it.run)) if it.draw(st.integers(0, 3)) else (begin,)
+    match it.draw(st.sampled_from(("driven",) * 6 + ("not driven", "let go at once"))):
+        case "driven":
+            return begin, _attach(it.run)
+        case "not driven":
+            return (begin,)
+        case _:
+            return begin, _attach(it.run), f.DriverDetached(epoch=it.run.epoch + 1)
 
 
 def _continue(it: Choice) -> Sequence[f.Input]:
@@ -227,7 +239,7 @@ def _proposals(it: Choice) -> Sequence[f.Input]:
     """Calls, and what is said of them; now and then somebody gets a word in between."""
     calls = []
     for n in range(1, it.draw(st.integers(1, 3)) + 1):
-        tool = it.draw(st.sampled_from((*it.toolbox.tools, *it.toolbox.tools, None)))
+        tool = it.draw(st.sampled_from((*it.toolbox.tools, *it.toolbox.tools, *(each for each in it.toolbox.tools if each.approval != "never"), None)))
         name = tool.name if tool is not None else it.draw(st.sampled_from(("nothing", ASK_USER)))
         given = it.draw(arguments_of(tool.schema)) if tool is not None else {"question": "Which year?"}
         text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
@@ -240,11 +252,9 @@ def _proposals(it: Choice) -> Sequence[f.Input]:
 
 
 def _claim(it: Choice) -> Sequence[f.Input]:
-    stop: StopReason = it.draw(st.sampled_from(("stop", "stop", "stop", "length", "refusal")))
+    stop: StopReason = it.draw(st.sampled_from(("stop",) * 6 + ("length", "refusal")))
     claim = f.FinalProposed(text=it.draw(st.sampled_from(("the answer", "another"))), stop_reason=stop, usage=_usage(it), elapsed_us=_elapsed(it))
-    verdict = it.draw(
-        st.sampled_from((f.AnswerChecked(), f.AnswerChecked(complaints=("no",)), f.AnswerChecked(complaints=("no",)), f.AnswerChecked(error="it raised")))
-    )
+    verdict = it.draw(st.sampled_from((f.AnswerChecked(), f.AnswerChecked(), f.AnswerChecked(complaints=("no",)), f.AnswerChecked(error="it raised"))))
     return claim, verdict
 
 
@@ -336,19 +346,19 @@ MOVES: Final[dict[str, Move]] = {
     "run_started": Move(_fresh, _start, 6),
     "run_continued": Move(_fresh, _continue, 1),
     "driver_attached": Move(_begun, _attached, 1, urgent=lambda run: run.driver is None),
-    "driver_detached": Move(lambda run: _driven(run) or _ended(run), _detached, 1, urgent=lambda run: _driven(run) and not pending(run)),
-    "context_chosen": Move(_begun, lambda _: (f.ContextChosen(builder="mine", left_out=(1,)),), 1),
-    "context_compacted": Move(_begun, lambda it: (f.ContextCompacted(upto=it.run.position, summary="so far"),), 1),
-    "usage_updated": Move(_asked, lambda _: (f.UsageUpdated(usage=f.Usage(input_tokens=3)),), 1),
-    "stream_checkpointed": Move(_asked, lambda _: (f.StreamCheckpointed(text="so "),), 1),
-    "model_failed": Move(_asked, _provider_failure, 4),
-    "model_interrupted": Move(_asked, _interruption, 3),
-    "final_proposed": Move(_asked, _claim, 4),
-    "tool_calls_requested": Move(_asked, _proposals, 20),
-    "tool_succeeded": Move(_performing, _success, 12),
-    "tool_failed": Move(_performing, _failure, 6),
+    "driver_detached": Move(lambda run: _driven(run) or _ended(run), _detached, 2, urgent=lambda run: _driven(run) and not pending(run)),
+    "context_chosen": Move(_begun, lambda _: (f.ContextChosen(builder="mine", left_out=(1,)),), 1, urgent=_idle),
+    "context_compacted": Move(_begun, lambda it: (f.ContextCompacted(upto=it.run.position, summary="so far"),), 1, urgent=_idle),
+    "usage_updated": Move(_asked, lambda _: (f.UsageUpdated(usage=f.Usage(input_tokens=3)),), 2),
+    "stream_checkpointed": Move(_asked, lambda _: (f.StreamCheckpointed(text="so "),), 2),
+    "model_failed": Move(_asked, _provider_failure, 6),
+    "model_interrupted": Move(_asked, _interruption, 6),
+    "final_proposed": Move(_asked, _claim, 12),
+    "tool_calls_requested": Move(_asked, _proposals, 60),
+    "tool_succeeded": Move(_performing, _success, 40),
+    "tool_failed": Move(_performing, _failure, 16),
     "late_outcome": Move(_acted, _late, 1),
-    "approval_granted": Move(_has("waiting", approval=True), _grant, 6),
+    "approval_granted": Move(_has("waiting", approval=True), _grant, 12),
     "approval_denied": Move(
         lambda run: bool(_deniable(run)),
         lambda it: (f.ApprovalDenied(call=it.draw(st.sampled_from(_deniable(it.run))).id, reason="no", who=ANYBODY),),
@@ -357,9 +367,9 @@ MOVES: Final[dict[str, Move]] = {
     "clarification_received": Move(
         _has("waiting", approval=False),
         lambda it: (f.ClarificationReceived(call=it.draw(st.sampled_from(_calls(it.run, ("waiting",), approval=False))).id, text=_text(it), who=ANYBODY),),
-        6,
+        20,
     ),
-    "call_superseded": Move(_has("waiting", approval=True), _superseded, 2),
+    "call_superseded": Move(_has("waiting", approval=True), _superseded, 4),
     "doubt_resolved": Move(
         _has("doubt"),
         lambda it: (
@@ -369,10 +379,10 @@ MOVES: Final[dict[str, Move]] = {
                 who=ANYBODY,
             ),
         ),
-        6,
+        20,
     ),
-    "user_said": Move(_begun, _said, 2),
-    "cancel_requested": Move(_begun, _cancelled, 1),
+    "user_said": Move(_begun, _said, 3),
+    "cancel_requested": Move(_begun, _cancelled, 1, urgent=lambda run: run.state == "idle" and run.position > 3),
     "sealed": Move(_ended, lambda _: (f.Sealed(algorithm="ed25519", key="key", signature="signature"),), 1),
     "erased": Move(_ended, lambda _: (f.Erased(who=ANYBODY),), 1),
 }

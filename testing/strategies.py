@@ -9,8 +9,7 @@ from typing import Any, Final, Literal
 from hypothesis import strategies as st
 
 from refold.events.settings import Budgets, Policy
-from refold.runtime.settings import Budgets as AgentBudgets
-from refold.runtime.settings import Policy as AgentPolicy
+from refold.runtime.settings import Budgets as AgentBudgets, Policy as AgentPolicy
 from refold.runtime.tools import NotPerformed, RetryableToolError, Tool, ToolContext, ToolResult
 from refold.testing.faults import Fate, Fault, Place
 
@@ -37,7 +36,9 @@ TIGHT: Final[dict[str, tuple[Any, ...]]] = {
 
 def budgets() -> st.SearchStrategy[Budgets]:
     """Budgets: ordinary ones, none at all, or one or two that are met soon."""
-    tight = st.lists(st.sampled_from(sorted(TIGHT)), min_size=1, max_size=2, unique=True).flatmap(lambda names: st.fixed_dictionaries({name: st.sampled_from(TIGHT[name]) for name in names}))
+    tight = st.lists(st.sampled_from(sorted(TIGHT)), min_size=1, max_size=2, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: st.sampled_from(TIGHT[name]) for name in names})
+    )
     none = st.just(dict.fromkeys(name for name in TIGHT if name != "max_output_tokens"))
     return st.one_of(st.just({}), none, tight).map(lambda fields: Budgets(**fields))
 
@@ -55,7 +56,7 @@ def policies() -> st.SearchStrategy[Policy]:
         cycle_lengths=st.sampled_from(((1, 2, 3), (), (2,))),
         cycle_repeats=st.integers(2, 3),
         on_refusal=st.sampled_from(("stop", "observe")),
-        approval_expiry_s=st.sampled_from((None, 5)),
+        approval_expiry_s=st.sampled_from((None, 5, 1)),
         wrap_up=st.booleans(),
     )
 

@@ -11,7 +11,7 @@ from refold.events import facts as f
 from refold.events.chain import NOTHING, signature_of
 from refold.events.codec import Record, Stamp, write
 from refold.events.settings import Budgets, Policy, Seconds
-from refold.events.words import CallId, Digest, Effect, Kind, RunId
+from refold.events.words import CallId, Digest, Effect, Kind, RunId, StopReason
 from refold.fsm.audit import Audit, audit_rows
 from refold.fsm.decide import decide
 from refold.fsm.machine import empty, step
@@ -126,7 +126,7 @@ class Trajectory:
         complaints: tuple[str, ...] = (),
         error: str = "",
         refusal: str = "",
-        stop_reason: f.StopReason = "stop",
+        stop_reason: StopReason = "stop",
         no_evidence: bool = False,
         usage: f.Usage | None = None,
     ) -> list[str]:

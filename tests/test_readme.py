@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_its_python_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a folder of its own, when the code is run as it stands, then none of its assertions fails
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})  # noqa: S102
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
 
 
 @pytest.mark.checkout

@@ -10,8 +10,7 @@ from typing import Any
 
 from refold.projections.run import Run
 from refold.projections.view import pending_of
-from refold.runtime.cli import options as o
-from refold.runtime.cli import output
+from refold.runtime.cli import options as o, output
 from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.render import fields, one_line, visible
 from refold.runtime.store import NotAsked, Store

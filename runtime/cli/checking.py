@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from refold.events.storage import StoreMissing
-from refold.runtime import replay as proofs
-from refold.runtime import transfer
-from refold.runtime.cli import lookup, output
-from refold.runtime.cli import options as o
+from refold.runtime import replay as proofs, transfer
+from refold.runtime.cli import lookup, options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.render import Page, one_line, thousands
-from refold.runtime.cli.running import opened
+from refold.runtime.cli.stores import opened
 from refold.runtime.store import Store
 
 

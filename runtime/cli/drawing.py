@@ -4,10 +4,9 @@ from collections import Counter
 
 from refold.diagrams.render import FORMATS, render
 from refold.events.codec import read_line
-from refold.runtime.cli import options as o
-from refold.runtime.cli import output
+from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, Refused
-from refold.runtime.cli.running import opened
+from refold.runtime.cli.stores import opened
 
 
 def diagram(options: o.Diagram) -> int:

@@ -3,6 +3,7 @@
 Apart from the commands, so that they raise what happened and never print an error.
 """
 
+import sys
 from typing import Final
 
 from refold.events.words import Status
@@ -37,52 +38,41 @@ class Refused(Exception):
         self.code = code
 
 
+WRONG: Final = (
+    "events.storage:StoreMissing",
+    "runtime.cli.parsing:Misused",
+    "runtime.documents:DocumentsError",
+    "runtime.driver:RunExists",
+    "runtime.journal:UnknownRun",
+    "runtime.models:UnknownModel",
+    "runtime.providers.script:ScriptError",
+    "runtime.settings:WrongSetting",
+    "runtime.show:NoSuchPosition",
+    "runtime.store:Ambiguous",
+    "runtime.store:NotAsked",
+    "runtime.transfer:DamagedFile",
+    "runtime.transfer:OtherRun",
+)
+BUSY: Final = ("events.storage:StoreUnavailable", "runtime.journal:LostOwnership", "runtime.journal:TooManyConflicts")
+BROKEN: Final = ("events.codec:Unreadable", "events.storage:PayloadMissing", "fsm.machine:Illegal")
+"""What the layers below raise, by name: a class that was raised is loaded, and the others need not be."""
+
+
 def explain(error: Exception) -> tuple[int, str]:
     """The exit code and the line of an exception that ended a command."""
-    from refold.runtime.cli.parsing import Misused
-
     if isinstance(error, Refused):
         return error.code, str(error)
-    if isinstance(error, Misused):
+    if isinstance(error, _loaded(WRONG)):
         return USAGE, str(error)
-    return _foreseen(error) or (FAILED, f"refold met an error of its own ({type(error).__name__}: {error}); set REFOLD_DEBUG=1 to see where")
-
-
-def _foreseen(error: Exception) -> tuple[int, str] | None:
-    """What the layers below raise. Imported only now: a command that goes well needs none of them."""
-    from refold.events.codec import Unreadable
-    from refold.events.storage import PayloadMissing, StoreMissing, StoreUnavailable
-    from refold.fsm.machine import Illegal
-    from refold.runtime.documents import DocumentsError
-    from refold.runtime.driver import RunExists
-    from refold.runtime.journal import LostOwnership, TooManyConflicts, UnknownRun
-    from refold.runtime.models import UnknownModel
-    from refold.runtime.providers.script import ScriptError
-    from refold.runtime.settings import WrongSetting
-    from refold.runtime.show import NoSuchPosition
-    from refold.runtime.store import Ambiguous, NotAsked
-    from refold.runtime.transfer import DamagedFile, OtherRun
-
-    wrong = (
-        UnknownRun,
-        Ambiguous,
-        NotAsked,
-        NoSuchPosition,
-        UnknownModel,
-        ScriptError,
-        WrongSetting,
-        DocumentsError,
-        DamagedFile,
-        OtherRun,
-        RunExists,
-        StoreMissing,
-    )
-    if isinstance(error, wrong):
-        return USAGE, str(error)
-    if isinstance(error, StoreUnavailable | LostOwnership | TooManyConflicts):
+    if isinstance(error, _loaded(BUSY)):
         return UNAVAILABLE, str(error)
-    if isinstance(error, Illegal | Unreadable | PayloadMissing):
+    if isinstance(error, _loaded(BROKEN)):
         return FOUND, f"the log of this run cannot be followed ({error}); see what is wrong with: refold audit RUN"
     if isinstance(error, OSError):
         return USAGE, f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-    return None
+    return FAILED, f"refold met an error of its own ({type(error).__name__}: {error}); set REFOLD_DEBUG=1 to see where"
+
+
+def _loaded(names: tuple[str, ...]) -> tuple[type[Exception], ...]:
+    pairs = (name.split(":") for name in names)
+    return tuple(getattr(sys.modules[f"refold.{module}"], name) for module, name in pairs if f"refold.{module}" in sys.modules)

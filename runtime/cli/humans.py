@@ -7,11 +7,10 @@ from typing import Any, Final
 from refold.events.words import RunId
 from refold.projections.run import Call
 from refold.projections.view import pending_of
-from refold.runtime.cli import options as o
-from refold.runtime.cli import output
+from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, UNAVAILABLE, Refused
 from refold.runtime.cli.render import fields, one_line, short, visible
-from refold.runtime.cli.running import drive_on, opened, text_of, typed
+from refold.runtime.cli.stores import opened, text_of, typed
 from refold.runtime.store import Ambiguous, Store
 from refold.runtime.text import visible as says_something
 
@@ -152,6 +151,8 @@ def _taken(options: o.Deciding, store: Store, run_id: RunId, told: list[dict[str
     if options.resume:
         for one in told:
             output.note(_in_words(one))
+        from refold.runtime.cli.running import drive_on
+
         return drive_on(options, store, run_id)
     if options.json:
         output.document(told if len(told) != 1 else told[0])

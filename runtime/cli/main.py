@@ -18,23 +18,37 @@ from refold.runtime.cli.options import COMMANDS, Command, Common
 from refold.runtime.cli.parsing import OPTION, Misused, options_of, parse
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Perform what was typed and give the exit code. Never raises."""
+def main() -> int:
+    """What the script `refold` calls. A thread of somebody's tool that never returns does not keep the process: everything that counts is durable."""
+    code = perform(sys.argv[1:])
+    if any(thread.is_alive() and not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        os._exit(code)
+    return code
+
+
+def perform(words: Sequence[str]) -> int:
+    """Perform what was typed and give the exit code. Never raises, unless REFOLD_DEBUG is set."""
     output.prepare()
     try:
-        code = _performed(list(sys.argv[1:] if argv is None else argv))
+        code = _performed([_decoded(word) for word in words])
+        output.flush()
     except KeyboardInterrupt:
-        output.complain("interrupted")
-        code = INTERRUPTED
+        output.complain("interrupted; nothing more was done")
+        return INTERRUPTED
     except Exception as error:
         if os.environ.get("REFOLD_DEBUG"):
             raise
         code, line = explain(error)
         output.complain(line)
-    output.flush()
-    if any(thread.is_alive() and not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        os._exit(code)  # a thread of somebody's tool never returns; everything that counts is durable
     return code
+
+
+def _decoded(word: str) -> str:
+    """A word as it was typed: the terminal speaks UTF-8 even where the locale does not say so."""
+    try:
+        return os.fsencode(word).decode("utf-8")
+    except UnicodeError:
+        return word
 
 
 def _performed(words: list[str]) -> int:

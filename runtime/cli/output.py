@@ -4,6 +4,8 @@ import os
 import sys
 from typing import Any, TextIO
 
+from refold.runtime.cli.exits import FAILED, Refused
+
 
 def prepare() -> None:
     """Both streams write UTF-8, and nothing that cannot be written stops them."""
@@ -19,13 +21,14 @@ def line(text: str) -> bool:
 
 def raw(data: bytes, *, flush: bool = False) -> bool:
     """Bytes to standard output as they are."""
+    if sys.stdout is None:  # closed before the process began
+        return False
     try:
         sys.stdout.buffer.write(data)
         if flush:
             sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        _to_nowhere(sys.stdout)
-        return False
+    except OSError as error:
+        return _lost(sys.stdout, error)
     return True
 
 
@@ -34,7 +37,7 @@ def document(value: Any) -> bool:
     import msgspec
 
     data = msgspec.json.encode(value)
-    return raw((msgspec.json.format(data, indent=2) if sys.stdout.isatty() else data) + b"\n")
+    return raw((msgspec.json.format(data, indent=2) if sys.stdout is not None and sys.stdout.isatty() else data) + b"\n")
 
 
 def note(text: str) -> None:
@@ -58,15 +61,22 @@ def flush() -> None:
 
 
 def _write(stream: TextIO | None, text: str) -> bool:
-    if stream is None:  # closed before the process began
+    if stream is None:
         return False
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
-        _to_nowhere(stream)
-        return False
+    except OSError as error:
+        return _lost(stream, error)
     return True
+
+
+def _lost(stream: TextIO, error: OSError) -> bool:
+    """A reader that has gone is no error, and neither is progress that nobody can see; a result that cannot be written is one."""
+    _to_nowhere(stream)
+    if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+        raise Refused(f"standard output cannot be written ({error.strerror}): make room, or send it elsewhere", FAILED)
+    return False
 
 
 def _to_nowhere(stream: TextIO) -> None:

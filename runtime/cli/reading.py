@@ -11,11 +11,10 @@ from refold.events.words import RunId
 from refold.fsm.machine import Illegal
 from refold.projections.run import Run
 from refold.projections.view import pending_of
-from refold.runtime.cli import options as o
-from refold.runtime.cli import output, viewing
+from refold.runtime.cli import options as o, output, viewing
 from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.render import Page, clock, cut, one_line, since
-from refold.runtime.cli.running import opened, waiting_lines
+from refold.runtime.cli.stores import opened, waiting_lines
 from refold.runtime.cli.telling import words
 from refold.runtime.journal import loader
 from refold.runtime.store import Store
@@ -29,11 +28,37 @@ def show(options: o.Show) -> int:
     from refold.runtime.show import show as shown
 
     with opened(options) as store:
-        view = shown(store, store.resolve(options.run), options.at)
+        run_id = store.resolve(options.run)
+        if options.prompt:
+            return _prompt(options, store, run_id)
+        view = shown(store, run_id, options.at)
     if options.json:
         output.document(view)
     else:
         output.line("\n".join(viewing.lines(view, Page())))
+    return COMPLETED
+
+
+def _prompt(options: o.Show, store: Store, run_id: RunId) -> int:
+    """The request that was open at a position, made again from the log."""
+    import msgspec
+
+    from refold.runtime.requests import request_of
+    from refold.runtime.show import View, show as shown
+
+    shown(store, run_id, options.at)  # says so where there is no such position
+    records = list(store.read(run_id, upto=options.at))
+    view = View(records)
+    if view.run.request is None or view.run.state != "streaming_model":
+        asked = [str(record.position) for record in store.read(run_id) if record.type == "model_requested"]
+        raise Refused(
+            f"no request is open at position {view.run.position} of run {run_id}; requests were made at {', '.join(asked) or 'none'}: give one with --at"
+        )
+    request = request_of(view.run, view.messages)
+    if options.json:
+        output.document(msgspec.to_builtins(request))
+    else:
+        output.line("\n".join(viewing.prompt_lines(request, Page())))
     return COMPLETED
 
 
@@ -82,14 +107,12 @@ def _in_words(stored: bytes, load: Load, page: Page) -> str:
         record = read(stored, load)
     except (Unreadable, PayloadMissing) as error:
         return page.paint(f"   ?  cannot be read: {one_line(str(error), page.room(10))}", "red")
-    call = record.call or ""
-    moved = "" if record.source == record.target else record.target
-    head = f"{record.position:>4}  {clock(record.at)}  "
-    title = f"{record.type:<23} "
-    text = " ".join(part for part in (call, words(record)) if part)
-    room = page.room(len(head) + len(title), otherwise=160)
-    tail = cut(text, room if not moved else max(12, room))
-    return page.paint(head, "dim") + page.paint(title, "bold" if moved else "") + tail
+    narrow = page.width is not None and page.width < 70
+    head = f"{record.position:>4}  " + ("" if narrow else f"{clock(record.at)}  ")
+    title = f"{record.type}  " if narrow else f"{record.type:<23} "
+    text = " ".join(part for part in (record.call or "", words(record)) if part)
+    moved = record.source != record.target
+    return (page.paint(head, "dim") + page.paint(title, "bold" if moved else "") + cut(text, page.room(len(head) + len(title), otherwise=160))).rstrip()
 
 
 def _types(given: str | None) -> set[str] | None:
@@ -105,7 +128,7 @@ def _types(given: str | None) -> set[str] | None:
         near = get_close_matches(unknown[0], FACTS, n=1) if unknown else []
         raise Refused(
             f"--types {given}: there is no record of type {unknown[0] if unknown else given!r}"
-            + (f"; did you mean {near[0]}?" if near else f"; the types are {', '.join(FACTS)}")
+            + (f"; did you mean {near[0]}?" if near else "; all types are in: refold diagram --format table")
         )
     return types
 
@@ -183,15 +206,10 @@ def pending(options: o.Pending) -> int:
     if not found:
         output.note("nothing waits for anybody")
     page = Page()
-    for asked in found:
+    for number, asked in enumerate(found):
         first, *rest = waiting_lines(options, asked)
-        age = page.paint(f" · {since(asked['since'])}", "dim")
-        for number, line in enumerate(page.paragraphs(first)):
-            output.line(line + (age if number == 0 and page.width is None else ""))
-        if page.width is not None:
-            output.line(page.paint(f"    since {since(asked['since'])}", "dim"))
-        for line in rest:
-            output.line(page.paint(line, "cyan"))
+        lines = [*page.paragraphs(first), page.paint(f"    asked {since(asked['since'])}", "dim"), *(page.paint(line, "cyan") for line in rest)]
+        output.line("\n".join([""] * (number > 0) + lines))
     return COMPLETED
 
 

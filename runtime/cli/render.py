@@ -97,7 +97,7 @@ class Page:
 
     def room(self, taken: int, otherwise: int = 120) -> int:
         """Columns left of a line."""
-        return otherwise if self.width is None else max(12, self.width - taken)
+        return otherwise if self.width is None else max(8, self.width - taken)
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Rows in columns. The last one takes what is left; where that is too little it stands on a line of its own."""
@@ -146,7 +146,7 @@ def fields(arguments: dict[str, Any], indent: str = "    ") -> list[str]:
     """Arguments in full, one below the other: what a human decides about."""
     made: list[str] = []
     for name, value in arguments.items():
-        lines = visible(value if isinstance(value, str) else _json(value)).split("\n")
+        lines = visible(value if isinstance(value, str) else compact(value)).split("\n")
         made += (
             [f"{indent}{one_line(name)}: {lines[0]}"]
             if len(lines) == 1
@@ -165,22 +165,23 @@ def short(value: Any, most: int = 80) -> str:
         case str():
             return one_line(value, most)
         case _:
-            return cut(_json(value), most)
+            return cut(compact(value), most)
 
 
 def _piece(value: Any) -> str:
     match value:
         case str():
-            return _json(one_line(value, 48))
+            return compact(one_line(value, 48))
         case dict():
             return f"{{{len(value)}}}"
         case list():
             return f"[{len(value)}]"
         case _:
-            return _json(value)
+            return compact(value)
 
 
-def _json(value: Any) -> str:
+def compact(value: Any) -> str:
+    """A JSON value on one line."""
     import msgspec
 
     return msgspec.json.encode(value).decode()

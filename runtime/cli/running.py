@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from refold.events.codec import Record
 from refold.events.words import RunId
@@ -14,18 +12,18 @@ from refold.fsm.machine import empty
 from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.agent import Agent, Shown, checked_goal, checked_id
-from refold.runtime.cli import configuring, lookup, output
-from refold.runtime.cli import options as o
+from refold.runtime.cli import configuring, lookup, options as o, output
 from refold.runtime.cli.asking import decided
 from refold.runtime.cli.exits import INTERRUPTED, OF_STATUS, UNAVAILABLE, WAITING, Refused
 from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.progress import Progress, Story, progress_for
 from refold.runtime.cli.render import STATUS, Page, one_line
+from refold.runtime.cli.stores import opened, text_of, typed, waiting_lines
 from refold.runtime.journal import WHO
 from refold.runtime.models import DEFAULT
 from refold.runtime.ports import RandomIds
 from refold.runtime.result import Result
-from refold.runtime.store import Store, open_store
+from refold.runtime.store import Store
 
 Heard = Callable[[Shown], None]
 Verb = Callable[[Heard], Awaitable[Result]]
@@ -57,44 +55,14 @@ def drive_on(options: o.Driving, store: Store, run_id: RunId) -> int:
     """Drive a run on; one that has ended is left as it is and named."""
     known = store.journal(run_id).run
     if known.ended is not None:
-        output.note(f"run {run_id} has ended ({known.status}); nothing was done. Go on from it with: {typed(options, 'continue', run_id)}")
-        return _finished(options, store, _as_it_is(store, run_id))
+        _print(options, _as_it_is(store, run_id))
+        why = f"{STATUS[known.status][0]}{f', {known.reason}: {one_line(known.detail)}' if known.reason else ''}"
+        output.note(f"run {run_id} has ended ({why}); nothing was done. Go on from it with: {typed(options, 'continue', run_id)}")
+        return OF_STATUS[known.status]
     with _user_code():
         agent = configuring.for_record(lookup.agent_for_record(options, known.begun), options, known.begun)
     _known_tools(agent, options)
     return _drive(options, store, agent, known, lambda heard: agent.resume(run_id, store=store, heard=heard))
-
-
-def text_of(word: str, what: str) -> str:
-    """A text that is given as it is, as @FILE, or as - for standard input. Raises Refused."""
-    if word != "-" and not word.startswith("@"):
-        return word
-    try:
-        data = sys.stdin.buffer.read() if word == "-" else Path(word[1:]).read_bytes()
-        return data.decode("utf-8")
-    except OSError as error:
-        raise Refused(f"the file {word[1:]} for {what} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise Refused(f"{what} from {'standard input' if word == '-' else word[1:]} is not UTF-8") from None
-
-
-@contextlib.contextmanager
-def opened(options: o.Common, *, create: bool = False) -> Iterator[Store]:
-    """The store that is meant. Raises Refused for a URL that names none, StoreUnavailable."""
-    try:
-        store = open_store(options.store, create=create)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def typed(options: o.Common, *words: str) -> str:
-    """A command as it is to be typed, with the store where that is not the usual one."""
-    usual = options.store == (os.environ.get("REFOLD_STORE") or o.DEFAULT_STORE)
-    return " ".join(("refold", *words, *(() if usual else ("--store", options.store))))
 
 
 # -- driving
@@ -122,7 +90,7 @@ def _drive(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
         telling.close()
     if result is None:
         result = _as_it_is(store, known.id)
-    return _finished(options, store, result)
+    return _finished(options, result)
 
 
 def _performed(verb: Verb, hear: Heard, interruption: Interruption) -> Result | None:
@@ -208,15 +176,12 @@ def _as_it_is(store: Store, run_id: RunId) -> Result:
 # -- what came of it
 
 
-def _finished(options: o.Driving, store: Store, result: Result) -> int:
+def _finished(options: o.Driving, result: Result) -> int:
     """The result to standard output; how it ended, and what to type where somebody is needed, to standard error."""
     page = Page(sys.stderr)
-    if options.json:
-        output.document(result.as_json())
-    elif result.answer is not None:
-        if not options.quiet and page.width is not None and Page().width is not None:
-            output.note("")  # in a terminal the answer stands apart from the progress
-        output.line("\n".join(Page().paragraphs(result.answer)))
+    if not options.quiet and page.width is not None and Page().width is not None:
+        output.note("")  # in a terminal the answer stands apart from the progress
+    _print(options, result)
     run = result.run
     if result.lost:
         output.complain(f"another process took over run {run.id}; follow it with: {typed(options, 'log', run.id, '--follow')}")
@@ -238,18 +203,8 @@ def _finished(options: o.Driving, store: Store, result: Result) -> int:
     return code
 
 
-def waiting_lines(options: o.Common, asked: dict[str, Any]) -> list[str]:
-    """What a run waits for, and the lines to type."""
-    from refold.runtime.cli.render import short
-
-    run_id, call_id = asked["run_id"], asked["call_id"]
-    if asked["kind"] == "question":
-        return [f"run {run_id} asks: {one_line(asked['reason'])}", f"    {typed(options, 'answer', run_id, '--call', call_id, 'TEXT')}"]
-    if asked["kind"] == "approval":
-        shown = f"{asked['name']} {short(asked['arguments'], 200)}".strip()
-        return [
-            f"run {run_id} waits for approval of {shown} ({one_line(asked['reason'])})",
-            f"    {typed(options, 'approve', run_id, call_id)}",
-            f"    {typed(options, 'deny', run_id, call_id, '--reason', 'TEXT')}",
-        ]
-    return [f"run {run_id} does not know whether {asked['name']} ({call_id}) took place: {one_line(asked['reason'])}"]
+def _print(options: o.Driving, result: Result) -> None:
+    if options.json:
+        output.document(result.as_json())
+    elif result.answer is not None:
+        output.line("\n".join(Page().paragraphs(result.answer)))

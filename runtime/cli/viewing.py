@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from refold.runtime.cli.render import Page, cut, one_line, short, since, thousands
+from refold.runtime.cli.render import Page, compact, cut, one_line, short, since, thousands
+from refold.runtime.ports import Request
 
 RESULT: Final = 100
 
@@ -45,22 +46,26 @@ def _of(used: int, allowed: int | None) -> str:
 
 def _turns(view: dict[str, Any], page: Page) -> list[str]:
     made: list[str] = []
-    turn = 0
+    results = {message["call_id"]: message for message in view["messages"] if message["role"] == "tool"}
     for message in view["messages"][1:]:
         match message["role"]:
             case "user":
                 made += ["", page.paint("user", "bold"), *page.paragraphs(message["text"], "  ")]
             case "assistant":
-                turn += 1
-                made += ["", page.paint("model", "bold")]
-                if message["text"].strip() and message["text"] != view["answer"]:
-                    made += page.paragraphs(message["text"], "  ")
-                elif message["text"].strip():
-                    made.append("  (the answer, below)")
-                made += [f"  {cut(_call(call), page.room(2))}" for call in message.get("calls", [])]
+                made += ["", page.paint("model", "bold"), *_said(message, view, page)]
+                for call in message.get("calls", []):
+                    made.append(f"  {cut(_call(call), page.room(2))}")
+                    if call["id"] in results:
+                        made.append(_result(results[call["id"]], page))
             case _:
-                made.append(_result(message, page))
+                pass  # a result, shown beside its call
     return made
+
+
+def _said(message: dict[str, Any], view: dict[str, Any], page: Page) -> list[str]:
+    if not message["text"].strip():
+        return []
+    return ["  (the answer, below)"] if message["text"] == view["answer"] else page.paragraphs(message["text"], "  ")
 
 
 def _call(call: dict[str, Any]) -> str:
@@ -68,11 +73,10 @@ def _call(call: dict[str, Any]) -> str:
 
 
 def _result(message: dict[str, Any], page: Page) -> str:
-    good = message["kind"] == "success"
-    content = message["content"]
-    text = short(content if good else content.get("message", content) if isinstance(content, dict) else content, RESULT)
-    mark = page.paint("ok", "green") if good else page.paint(message["kind"], "red")
-    return f"    {mark} {cut(text, page.room(6 + len(message['kind'])))}"
+    good, content = message["kind"] == "success", message["content"]
+    text = short(content if good or not isinstance(content, dict) else content.get("message", content), RESULT)
+    word = "ok" if good else message["kind"]
+    return f"    {page.paint(word, 'green' if good else 'red')}  {cut(text, page.room(6 + len(word)))}"
 
 
 def _pending(view: dict[str, Any], page: Page) -> list[str]:
@@ -101,3 +105,22 @@ def _answer(view: dict[str, Any], page: Page) -> list[str]:
         by = cited["superseded_by"]
         made += page.paragraphs(f"{cited['doc_id']} is superseded by {', '.join(by) if isinstance(by, list) else by}", "  ")
     return made
+
+
+def prompt_lines(request: Request, page: Page) -> list[str]:
+    """A request in full, as the model is given it."""
+    made = [
+        page.paint(f"request {request.number}, turn {request.turn}", "bold"),
+        "",
+        page.paint("instructions", "dim"),
+        *page.paragraphs(request.instructions, "  "),
+    ]
+    made += ["", page.paint("tools", "dim"), *(f"  {tool.name}: {one_line(tool.description, page.room(4 + len(tool.name)))}" for tool in request.tools)]
+    for message in request.messages:
+        made += ["", page.paint(f"{message.role} {message.name} {message.call_id}".strip(), "dim")]
+        if message.text:
+            made += page.paragraphs(message.text, "  ")
+        made += [f"  {one_line(call.name)} {one_line(call.arguments_text)}" for call in message.calls]
+        if message.role == "tool":
+            made += page.paragraphs(message.content if isinstance(message.content, str) else compact(message.content), "  ")
+    return [*made, "", page.paint("notice", "dim"), *page.paragraphs(request.notice, "  ")]

@@ -220,8 +220,9 @@ def _answer(claims: Sequence[Claim], evidence: Evidence) -> Answer:
     """The spans, each with its document; behind them, for a document that is superseded, the line in which it says so."""
     spans = [(claim.span, claim.passage) for claim in claims]
     for claim in claims:
-        if claim.passage.superseded_by and (line := evidence.superseded_line(claim.passage.doc_id)) and line not in spans:
-            spans.append(line)
+        if claim.passage.superseded_by:
+            stated = f"superseded by {', '.join(claim.passage.superseded_by)}", claim.passage  # Of a document that says so where no part shows it.
+            spans.append(evidence.superseded_line(claim.passage.doc_id) or stated)
     lines = [f"{span} [{passage.doc_id}]" for span, passage in spans]
     return Answer(text="\n".join(dict.fromkeys(lines)), citations=tuple(dict.fromkeys(passage.id for _, passage in spans)))
 

@@ -50,7 +50,9 @@ def _field(question: Question, names: dict[str, bool]) -> tuple[str, AbstractSet
     arriving = ARRIVING | RELEASE | set(stems(version))
     dated = MAKING | stem_set("year date day month") | head if question.wants_date else set()
     for name in sorted(names, key=lambda name: (-len(name), name)):
-        if _asks_for(name, question, names[name]) and not (name == version and (not (asked & ARRIVING or question.references) or asked & REMOVING)):
+        if _asks_for(name, question, names[name]) and not (
+            name == version and (not (asked & ARRIVING or question.references or "version for" in question.text) or asked & REMOVING)
+        ):
             return name, set(stems(name)) | {"number", "kind"} | dated | (arriving if name == version else set())
     if question.wants_person and "author" in names and asked & MAKING:
         return "author", MAKING | {"author", "person"}
@@ -133,7 +135,7 @@ def _referenced(question: Question, subject: Sequence[str], evidence: Evidence) 
     if len(found) != 1:
         return []
     rest = set(subject) - {one for reference in question.references for one in reference}
-    text = set(found[0].about) | {one for passage in evidence.passages if passage.doc_id == found[0].doc_id for one in stems(passage.text)}
+    text = found[0].about | evidence.vocabulary(found[0].doc_id)
     return found if len(rest - text) * 2 <= len(rest) and not (rest - text) & (JUDGING | {"remov", "drop", "delet"}) else []
 
 

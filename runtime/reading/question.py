@@ -5,6 +5,7 @@ Apart from the ways to answer, which all read these and add nothing to them.
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -68,7 +69,8 @@ class Passage:
     def fields(self) -> dict[str, tuple[str, str]]:
         """Of a header: value and span of each field by its name in lower case. A part is a header when nothing else is in it."""
         found = list(FIELD_LINE.finditer(self.text)) if self.number == 1 else []
-        if len(found) < 2 or sum(len(one[0]) + 1 for one in found) < len(self.text.strip()) * 0.9:
+        lonely = len(found) == 1 and found[0][1].lower().replace("_", "-") not in (*BACKWARD, "status")
+        if not found or lonely or sum(len(one[0]) + 1 for one in found) < len(self.text.strip()) * 0.9:
             return {}
         return {
             one[1].lower().replace("_", "-").replace(" ", "-"): (" ".join(one[2].split()), " ".join(one[0].split()))
@@ -92,7 +94,14 @@ class Evidence:
         self.passages = tuple(passages)
         self.common = frozenset(stem(word) for word in common)
         self.headers = {passage.doc_id: passage for passage in passages if passage.fields}
+        self._vocabulary: dict[str, AbstractSet[str]] = {}
         self.labels = frozenset(name.upper() for header in self.headers.values() for name in header.fields)
+
+    def vocabulary(self, doc_id: str) -> AbstractSet[str]:
+        """The stems of what was read of a document."""
+        if doc_id not in self._vocabulary:
+            self._vocabulary[doc_id] = {one for passage in self.passages if passage.doc_id == doc_id for one in stems(passage.text)}
+        return self._vocabulary[doc_id]
 
     def superseded_line(self, doc_id: str) -> tuple[str, Passage] | None:
         header = self.headers.get(doc_id)

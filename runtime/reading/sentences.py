@@ -6,6 +6,7 @@ Apart from answers out of headers; here being sure comes before being complete, 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -86,51 +87,64 @@ def _support(one: _Candidate, votes: Counter[str]) -> float:
 
 
 def _candidates(question: Question, evidence: Evidence) -> Iterator[_Candidate]:
-    required = [
-        one for one in question.content if one not in evidence.common and not (question.wants_date and one in ("year", "date", "day")) and one != "person"
-    ]
-    required += [one for one in question.head[-1:] if one in evidence.common and one not in SHAPES]
+    required = _required(question, evidence)
     referenced = {passage.doc_id for passage in evidence.headers.values() if any(is_named(passage, *one) for one in question.references)}
-    superseded = {passage.doc_id for passage in evidence.passages if passage.superseded_by}
-    pairs = {pair for pair in pairwise(question.stems) if pair[0] in required and pair[1] in required}
-    light = [one for one in question.stems if one in LIGHT_STEMS]
     for rank, passage in enumerate(evidence.passages):
         if not required or (referenced and passage.doc_id not in referenced) or set(stems(passage.heading)) & ASIDE:
             continue
-        titled = set(stems(passage.title))
-        own = [one for one in required if one not in titled and one not in passage.about] or required
         for span in passage.spans:
-            if CODE.search(span):
+            if CODE.search(span) or not _covers(question, required, passage, span, evidence):
                 continue
-            order = stems(span)
-            here = set(order)
-            local = [one for one in required if one in here]
-            missing = [one for one in required if one not in here and one not in passage.about and one not in question.verbs and one not in SHAPES]
-            if (
-                not local
-                or len(missing) > _forgiven(required)
-                or any(one[0].isdigit() or one in REMOVING or one in question.head or one in question.proper for one in missing)
-                or not _versions_fit(question, passage, span)
-            ):
-                continue
-            names = _names(question, span, stems(passage.heading.rpartition(" > ")[2]) if passage.number > 1 else []) - evidence.labels
-            if not names:
-                continue
-            share = len([one for one in own if one in here]) / len(own)
-            if share < (0.5 if titled & set(required) else 0.8):
-                continue
-            near = len(pairs & set(pairwise(order))) / len(pairs) if pairs else share
-            score = 1.5 * share + 0.3 * len(local) / len(required) + 0.5 * near + 0.2 * len([one for one in light if one in here]) / max(len(light), 1)
-            score += 0.4 * bool(question.wants_date and FULL_DATE.search(span))
-            score += 0.5 * (set(content(passage.heading.rpartition(" > ")[2])) <= set(required) | evidence.common and passage.number > 1)
-            score += 0.4 * (span == passage.spans[0] and passage.number > 1)
-            score -= 0.4 * len(missing) + 0.0005 * len(span) + 0.01 * rank + 0.5 * bool(DOUBT.search(span)) + 0.5 * (passage.doc_id in superseded)
-            yield _Candidate(claim=Claim(span=span, passage=passage), score=score, names=names)
+            leaf = stems(passage.heading.rpartition(" > ")[2]) if passage.number > 1 else []
+            if names := _names(question, span, leaf) - evidence.labels:
+                score = _score(question, required, passage, span, evidence) - 0.01 * rank
+                yield _Candidate(claim=Claim(span=span, passage=passage), score=score, names=names)
 
 
-def _forgiven(required: Sequence[str]) -> int:
-    """How many of these words a span may lack: one of many, because people put things in their own words."""
-    return int(len(required) >= MANY)
+def _required(question: Question, evidence: Evidence) -> list[str]:
+    """The words that an answer must cover: all that say what the question is about, but for those that these documents hold everywhere."""
+    dated = {"year", "date", "day"} if question.wants_date else set()
+    required = [one for one in question.content if one not in evidence.common | dated and one != "person"]
+    return required + [one for one in question.head[-1:] if one in evidence.common and one not in SHAPES]
+
+
+def _covers(question: Question, required: Sequence[str], passage: Passage, span: str, evidence: Evidence) -> bool:
+    """Whether span, headings and title hold these words, and the span itself most of those that the others do not hold.
+
+    One word of many may be missing, because people put things in their own words: no number, name, negation or thing that is asked for,
+    and one that the document uses elsewhere.
+    """
+    here, titled = set(stems(span)), set(stems(passage.title))
+    missing = [one for one in required if one not in here | passage.about | question.verbs and one not in SHAPES]
+    firm = [
+        one for one in missing if one[0].isdigit() or one in REMOVING | question.proper | set(question.head) or one not in evidence.vocabulary(passage.doc_id)
+    ]
+    if firm or len(missing) > int(len(required) >= MANY) or not here & set(required) or not _versions_fit(question, passage, span):
+        return False
+    share = max(_share(required, here, titled), _share(required, here, passage.about))
+    return share >= (0.5 if titled & set(required) else 0.8)
+
+
+def _share(required: Sequence[str], here: AbstractSet[str], elsewhere: AbstractSet[str]) -> float:
+    """How much of what is not said elsewhere is said here."""
+    own = [one for one in required if one not in elsewhere] or required
+    return sum(one in here for one in own) / len(own)
+
+
+def _score(question: Question, required: Sequence[str], passage: Passage, span: str, evidence: Evidence) -> float:
+    """How well a span fits: what it says itself, in the order of the question, below a heading that is the question; less for doubt, length and age."""
+    order = stems(span)
+    here = set(order)
+    light = [one for one in question.stems if one in LIGHT_STEMS]
+    pairs = {pair for pair in pairwise(question.stems) if pair[0] in required and pair[1] in required}
+    share = _share(required, here, set(stems(passage.title)))
+    near = len(pairs & set(pairwise(order))) / len(pairs) if pairs else share
+    score = 1.5 * share + 0.3 * sum(one in here for one in required) / len(required) + 0.5 * near + 0.2 * sum(one in here for one in light) / max(len(light), 1)
+    score += 0.4 * bool(question.wants_date and FULL_DATE.search(span))
+    if passage.number > 1:
+        score += 0.5 * (set(content(passage.heading.rpartition(" > ")[2])) <= set(required) | evidence.common) + 0.4 * (span == passage.spans[0])
+    score -= 0.4 * sum(one not in here | passage.about | question.verbs and one not in SHAPES for one in required)
+    return score - 0.0005 * len(span) - 0.5 * bool(DOUBT.search(span)) - 0.5 * bool(passage.superseded_by)
 
 
 def _versions_fit(question: Question, passage: Passage, span: str) -> bool:

@@ -6,11 +6,9 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from refold.events import codec
-from refold.events import facts as f
+from refold.events import codec, facts as f
 from refold.events.chain import NOTHING, close, digest_of, recompute
 from refold.events.codec import FACTS, UPCASTERS, Edge, Record, Stamp, Unreadable, full_line, read, read_line, write
 from refold.events.payloads import KEY, LIMIT, move_out, put_back, references

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from transitions import MachineError
 
-from refold.events import facts as f
+from refold.events import facts as f, settings as recorded
 from refold.events.codec import FACTS, Stamp
 from refold.events.words import STATES, RunId, State
 from refold.fsm import machine
@@ -158,7 +158,7 @@ def test_what_fails_in_the_hook_leaves_everything_where_it_was(monkeypatch: pyte
 
 
 def setup() -> f.Setup:
-    return f.Setup(engine=1, seed="", budgets=f.Budgets(), policy=f.Policy())
+    return f.Setup(engine=1, seed="", budgets=recorded.Budgets(), policy=recorded.Policy())
 
 
 def test_an_illegal_move_names_state_trigger_and_what_would_be_legal() -> None:

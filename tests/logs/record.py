@@ -13,8 +13,7 @@ import msgspec
 
 from refold import Agent, Budgets, NotPerformed, Policy, RetryableToolError, ScriptedModel, ToolResult, open_store, show, tool
 from refold.events import facts as f
-from refold.runtime import journal
-from refold.runtime import store as stores
+from refold.runtime import journal, store as stores
 from refold.runtime.store import Store
 from refold.runtime.transfer import export_lines
 

@@ -1,8 +1,7 @@
 """Sequences that many states share: adding to one never changes another."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.projections.growing import Growing, Index
 

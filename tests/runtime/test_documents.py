@@ -178,3 +178,27 @@ def test_a_broken_pdf_is_refused_with_the_reason(tmp_path: Path) -> None:
     write(tmp_path, "a.pdf", b"%PDF-1.4 nothing")
     with pytest.raises(ValueError, match=r"not a readable PDF|refold\[pdf\]"):
         read(tmp_path, "a")
+
+
+def test_the_text_of_a_pdf_is_read_by_pages(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    write(tmp_path, "a.pdf", pdf("The toll is 4 crowns."))
+    assert [(part.heading, part.text) for part in read(tmp_path, "a").parts] == [("Page 1", "The toll is 4 crowns.")]
+
+
+def pdf(text: str) -> bytes:
+    """A PDF of one page, by hand."""
+    stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    content, offsets = b"%PDF-1.4\n", list[int]()
+    for number, body in enumerate(objects, 1):
+        offsets.append(len(content))
+        content += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    return content + b"xref\n0 6\n0000000000 65535 f \n%strailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (table, len(content))

@@ -81,7 +81,8 @@ def test_without_a_place_to_write_the_index_is_kept_in_memory(docs: Path, tmp_pa
 def test_two_processes_may_build_one_index_at_once(docs: Path, tmp_path: Path) -> None:
     for number in range(60):
         (docs / f"note-{number}.md").write_text(f"# Note {number}\n\nThe number is {number}.\n")
-    code = f"from pathlib import Path\nfrom refold.runtime.research import Library\nprint(len(Library([Path({str(docs)!r})], Path({str(tmp_path / 'i.db')!r})).search('number', 25)['results']))"
+    opened = f"Library([Path({str(docs)!r})], Path({str(tmp_path / 'i.db')!r}))"
+    code = f"from pathlib import Path\nfrom refold.runtime.research import Library\nprint(len({opened}.search('number', 25)['results']))"
     running = [subprocess.Popen([sys.executable, "-P", "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
     for process in running:
         out, error = process.communicate(timeout=60)

@@ -139,9 +139,45 @@ def test_two_figures_for_one_quantity_are_no_answer(folder: Path) -> None:
 
 
 RULES = {
-    "rule-0001.rst": "RULE: 1\nTitle: Parking of bicycles\nAuthor: Ada One\nStatus: Superseded\nCreated: 01-Feb-2020\nSuperseded-By: 2\n\nLimit\n=====\n\nA bicycle may stand for 5 days.\n",
-    "rule-0002.rst": "RULE: 2\nTitle: Parking of bicycles and scooters\nAuthor: Bob Two\nStatus: Active\nCreated: 03-Mar-2021\nReplaces: 1\n\nLimit\n=====\n\nA bicycle may stand for 7 days.\n",
-    "rule-0003.rst": "RULE: 3\nTitle: Opening of the gate\nAuthor: Cy Three\nStatus: Draft\nCreated: 04-Apr-2022\nRequires: 2\n\nKey\n===\n\nThe gate is opened with the ``gate-key`` file.\n",
+    "rule-0001.rst": """\
+RULE: 1
+Title: Parking of bicycles
+Author: Ada One
+Status: Superseded
+Created: 01-Feb-2020
+Superseded-By: 2
+
+Limit
+=====
+
+A bicycle may stand for 5 days.
+""",
+    "rule-0002.rst": """\
+RULE: 2
+Title: Parking of bicycles and scooters
+Author: Bob Two
+Status: Active
+Created: 03-Mar-2021
+Replaces: 1
+
+Limit
+=====
+
+A bicycle may stand for 7 days.
+""",
+    "rule-0003.rst": """\
+RULE: 3
+Title: Opening of the gate
+Author: Cy Three
+Status: Draft
+Created: 04-Apr-2022
+Requires: 2
+
+Key
+===
+
+The gate is opened with the ``gate-key`` file.
+""",
 }
 
 
@@ -186,6 +222,13 @@ def test_the_document_that_still_holds_is_preferred(rules: Path) -> None:
 def test_an_answer_from_a_superseded_document_says_so(rules: Path) -> None:
     answer = ask(rules, "Who wrote RULE 1?")
     assert answer.text.splitlines() == ["Author: Ada One [rule-0001]", "Superseded-By: 2 [rule-0001]"]
+
+
+def test_a_superseded_document_whose_successor_is_not_there_is_cited_with_that_word(tmp_path: Path) -> None:
+    (tmp_path / "old.md").write_text("---\nsuperseded_by: elsewhere\n---\n\nThe toll is 4 crowns.\n")
+    (tmp_path / "page.html").write_text("<meta name='superseded-by' content='elsewhere'><h1>Fees</h1><p>The mooring fee is 9 crowns.</p>")
+    assert "superseded_by: elsewhere" in ask(tmp_path, "What is the toll?").text
+    assert "uperseded" in ask(tmp_path, "What is the mooring fee?").text
 
 
 def test_every_sentence_of_an_answer_is_a_span_of_a_cited_part_or_a_calculation(rules: Path, folder: Path) -> None:

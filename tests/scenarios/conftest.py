@@ -84,7 +84,6 @@ class Stage:
             for run_id in store.runs():
                 check_run(store, run_id)
                 rebuilt |= {encoded(request): request for request in rebuilt_requests(store, run_id)}
-            store.close()
         for model in self.models:
             for request in model.requests:
                 check_request(request)
@@ -166,7 +165,11 @@ def stage() -> Iterator[Stage]:
     """A stage; when the scenario is over, every run on it must be sound."""
     set_up = Stage()
     yield set_up
-    set_up.check()
+    try:
+        set_up.check()
+    finally:
+        for store in set_up.stores:
+            store.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
-from refold import Agent, Tool, fold, show, tool
+from refold import Agent, Budgets, Tool, fold, show, tool
 from refold.events.codec import full_line
 from refold.runtime import ports as p
 from refold.runtime.transfer import export_lines
@@ -62,7 +62,11 @@ def test_B131_half_characters_are_replaced_once_at_the_border(stage):
         {"name": "ask_user", "arguments": {"question": HALF}},
     ]
     agent = stage.agent(
-        [{"text": HALF, "reasoning": HALF, "calls": calls, "rationale": HALF}, {"text": HALF, "citations": [HALF]}], [echo, fail], instructions=HALF
+        [{"text": HALF, "reasoning": HALF, "calls": calls, "rationale": HALF}, {"text": HALF, "citations": [HALF]}],
+        [echo, fail],
+        instructions=HALF,
+        name=HALF,
+        documents=[HALF],
     )
     # when the run goes through a human, too
     waiting = agent.run_sync(HALF, store=stage.store)
@@ -248,8 +252,6 @@ def test_B134_values_of_python_are_converted_by_a_rule_when_they_are_recorded(st
 def test_B134_a_megabyte_of_noise_is_not_shown_raw(stage):
     # given random bytes
     # when
-    from refold import Budgets
-
     result = stage.play([{"calls": [{"name": "give"}]}, {"text": "done"}], [returning(NOISE)], budgets=Budgets(max_tokens=None))
     # then they are text of a kind that can be sent, and come back from the log without loss
     told = stage.requests()[1].messages[-1]

@@ -1,12 +1,14 @@
 """The history that is sent: nothing empty, nothing twice, and the same after any number of pauses."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from refold import Agent, fold, tool
 from refold.runtime import ports as p
+from refold.runtime.cli.main import main
 
 
 @tool(effect="read")
@@ -66,6 +68,24 @@ def test_B116_blank_input_is_refused_and_nothing_is_stored(stage, text):
     assert fold(stage.store.read(waiting.id)).position == waiting.position
     stage.store.answer_sync(waiting.id, "this one")
     assert agent.resume_sync(waiting.id, store=stage.store).status == "completed"
+
+
+@pytest.mark.parametrize("text", BLANK[:3])
+def test_B116_the_command_line_refuses_it_too(tmp_path, monkeypatch, capsys, text):
+    # given a run on the command line that waits
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"calls": [{"name": "ask_user", "arguments": {"question": "Which?"}}]}, {"text": "done"}]))
+    assert main(["run", "Do it.", "--model", f"script:{script}", "--no-input", "--quiet", "--run-id", "r"]) == 3
+    capsys.readouterr()
+    # when nothing is typed, for each of the words that a human may say
+    codes = [main(["run", text, "--model", f"script:{script}", "--quiet"]), main(["say", "r", text]), main(["answer", "r", text])]
+    said = capsys.readouterr().err
+    # then each is one line and bad input, and the run can go on
+    assert codes == [2, 2, 2]
+    assert said.count("empty") == 3
+    assert "Traceback" not in said
+    assert main(["answer", "r", "this", "--resume", "--quiet"]) == 0
 
 
 def test_B117_the_history_does_not_grow_by_being_resumed(stage, twin):

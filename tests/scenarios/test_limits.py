@@ -1,12 +1,14 @@
 """Limits: a run that reaches one says which, keeps what it has, and nobody gets past one by pausing."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from refold import Agent, Budgets, fold, tool
 from refold.runtime import ports as p
+from refold.runtime.cli.main import main
 
 
 @tool(effect="read")
@@ -43,6 +45,23 @@ def test_B081_a_run_out_of_calls_is_no_success_either(stage, results_of):
     assert (result.status, result.reason, result.answer) == ("stopped", "max_tool_calls", None)
     assert "limit of 2 tool calls is reached" in result.detail
     assert [kind for kind, _ in results_of(result).values()] == ["success", "success", "limit_reached", "limit_reached"]
+
+
+def test_B081_on_the_command_line_the_exit_code_is_one_of_its_own(tmp_path, monkeypatch, capsys):
+    # given the same on the command line: four turns, and a model that would need six
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.json"
+    calls = [{"calls": [{"name": "calculate", "arguments": {"expression": f"{n} + 1"}}]} for n in range(6)]
+    script.write_text(json.dumps([*calls, {"text": "done"}]))
+    # when
+    code = main(["run", "Count.", "--model", f"script:{script}", "--max-turns", "4", "--json", "--quiet", "--run-id", "r"])
+    result = json.loads(capsys.readouterr().out)
+    # then it is neither success nor failure, the limit is named, and the work so far can be listed
+    assert code == 5
+    assert (result["status"], result["reason"], result["answer"], result["turns"]) == ("stopped", "max_turns", None, 4)
+    main(["show", "r", "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert [observed["ok"] for observed in shown["observations"]] == [True, True, True, False]
 
 
 def test_B083_before_the_ceiling_the_model_may_conclude_from_what_it_has(stage):

@@ -1,13 +1,16 @@
 """Loops: a model that goes in circles is told, blocked and ended by the runtime, and healthy runs are not."""
 
 import asyncio
-from typing import Any
+import json
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator
 
 from refold import Agent, Budgets, Policy, fold, show, tool
 from refold.events import facts as f
 from refold.runtime import ports as p
+from refold.runtime.cli.main import main
 from refold.runtime.store import NotAsked
 from refold.testing.trajectory import Act, Trajectory
 
@@ -42,6 +45,18 @@ def test_B073_identical_calls_are_told_then_blocked_then_end_the_run(stage, resu
     # and the log has the evidence
     blocked = [record for record in result.records if record.type == "duplicate_action_blocked"]
     assert [record.data["times"] for record in blocked] == [1, 3]
+
+
+def test_B073_on_the_command_line_a_loop_is_a_failure(tmp_path, monkeypatch, capsys):
+    # given the same on the command line
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"calls": [{"name": "calculate", "arguments": {"expression": "1 + 1"}}]}] * 200))
+    # when
+    code = main(["run", "Count.", "--model", f"script:{script}", "--json", "--quiet"])
+    result = json.loads(capsys.readouterr().out)
+    # then it fails, with the reason
+    assert (code, result["status"], result["reason"], result["tool_calls"]) == (1, "failed", "cycle", 1)
 
 
 def test_B073_a_repeatable_tool_is_left_alone(stage):
@@ -197,9 +212,6 @@ def test_B114_a_call_cut_by_the_length_limit_again_and_again_ends_the_run(stage)
 
 def test_B188_repeating_a_refused_call_escalates_and_never_ends_as_a_success(stage, results_of):
     # given a call that passes the schema and fails a rule, ten times, and then a claim; the answer needs the tool to have succeeded
-    from typing import Annotated
-
-    from pydantic import AfterValidator
 
     def even(n: int) -> int:
         if n % 2:

@@ -1,9 +1,10 @@
 """Failing tools: whatever a handler raises is a result that the model can read, and ends neither the run nor the process."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator
 
 from refold import Agent, tool
 from refold.runtime import ports as p
@@ -75,6 +76,50 @@ def test_B007_a_model_that_raises_such_an_exception_fails_the_run_and_nothing_el
     # then it is a failure of the provider that names the exception
     assert (result.status, result.reason) == ("failed", "provider")
     assert raised in result.detail
+
+
+@pytest.mark.parametrize("raised", ["CancelledError", "Abort", "SystemExit"])
+def test_B007_code_that_is_consulted_denies_when_it_raises_such_an_exception(stage, results_of, raised):
+    # given a rule, a business key and a check of arguments that end like that
+    def explode(_: Any) -> Any:
+        raise made(raised)
+
+    @tool(approval=explode)
+    def by_rule() -> str:
+        """Never runs."""
+        raise AssertionError
+
+    @tool(key=explode)
+    def by_key() -> str:
+        """Never runs."""
+        raise AssertionError
+
+    @tool
+    def by_check(n: Annotated[int, AfterValidator(explode)]) -> str:
+        """Never runs."""
+        raise AssertionError
+
+    # when the model calls all three and then answers
+    calls = [{"name": "by_rule"}, {"name": "by_key"}, {"name": "by_check", "arguments": {"n": 1}}]
+    result = stage.play([{"calls": calls}, {"text": "done"}], [by_rule, by_key, by_check])
+    # then none ran, each has its result, and the run went on
+    results = results_of(result)
+    assert [kind for kind, _ in results.values()] == ["permission_denied", "permission_denied", "invalid_arguments"]
+    assert all(raised in content["message"] for _, content in results.values())
+    assert result.status == "completed"
+
+
+@pytest.mark.parametrize("raised", ["CancelledError", "Abort", "SystemExit"])
+def test_B007_a_validator_that_raises_such_an_exception_fails_the_run_and_is_named(stage, raised):
+    # given a final validator that ends like that
+    def rule(run: Any, answer: str, citations: tuple[str, ...]) -> list[str]:
+        raise made(raised)
+
+    # when
+    result = stage.play([{"text": "done"}], validators=[rule])
+    # then the answer does not stand
+    assert (result.status, result.reason, result.answer) == ("failed", "validator", None)
+    assert f"rule failed: {raised}" in result.detail
 
 
 def test_B007_only_a_cancellation_from_outside_cancels_the_run(stage, results_of):

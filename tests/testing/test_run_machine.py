@@ -1,8 +1,13 @@
 """Whatever the world tells a run, in whatever order: the log is legal, folds to the run, and can be derived again."""
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
+from refold import Agent, ScriptedModel, tool
+from refold.fsm.machine import TABLE, Row
 from refold.testing.machine import RunMachine
+from refold.testing.moves import toolbox_of
 
 
 class Quick(RunMachine):
@@ -10,4 +15,66 @@ class Quick(RunMachine):
 
 
 TestQuick = Quick.TestCase
-TestQuick.settings = settings(stateful_step_count=40)
+TestQuick.settings = settings(stateful_step_count=20)
+
+
+@tool(effect="read")
+def weigh(grams: int, kind: str = "a") -> str:
+    """Weigh something."""
+    return f"{grams} g"
+
+
+@tool(approval=lambda arguments: arguments["to"] == "b")
+def give(to: str) -> str:
+    """Give something away."""
+    return f"given to {to}"
+
+
+class Mine(RunMachine):
+    """The same with the tools, schemas and predicates of somebody's agent."""
+
+    toolbox = toolbox_of(Agent(ScriptedModel([]), tools=[weigh, give]))
+
+
+TestMine = Mine.TestCase
+TestMine.settings = settings(stateful_step_count=20, max_examples=25)
+
+CANNOT_HAPPEN = {
+    "a fork begins the stream of another run": lambda row: row.trigger == "run_forked",
+    "results are injected and the next request made in one batch, so that nothing else finds a run there": lambda row: (
+        row.source == "injecting_tool_results" and row.kind == "input"
+    ),
+    "a call in doubt is told to the model in the same batch, so that nobody can resolve it": lambda row: row.trigger == "doubt_resolved",
+    "no call was started before the first request": lambda row: (row.trigger, row.source) == ("late_outcome", "idle"),
+    "nothing fails before the first request": lambda row: (row.trigger, row.source) == ("run_failed", "idle"),
+}
+"""Why a row of the table cannot be taken by what the world tells one run."""
+
+
+def reason_not_to(row: Row) -> str | None:
+    """Why a row cannot be taken, if so."""
+    return next((reason for reason, holds in CANNOT_HAPPEN.items() if holds(row)), None)
+
+
+@pytest.mark.slow
+def test_every_edge_that_the_world_can_reach_is_taken_and_no_other() -> None:
+    # given
+    class Walked(RunMachine):
+        """Counts for itself."""
+
+    # when
+    many = settings(
+        max_examples=1_000,
+        stateful_step_count=20,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    run_state_machine_as_test(Walked, settings=many)
+    # then
+    reachable = {(row.source, row.trigger) for row in TABLE if reason_not_to(row) is None}
+    assert reachable - Walked.seen.keys() == set(), "edges that no example took"
+    assert Walked.seen.keys() - reachable == set(), "edges that were said to be out of reach"

@@ -1,0 +1,290 @@
+"""Input facts: what the world told us, without loss. One frozen struct each; fields are only ever added, with a default.
+
+A call's id comes first where there is one: the record carries it outside `data`.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from refold.events.parts import Check, ErrorInfo, FactBase, Note, ProposedCall, Setup, Usage
+from refold.events.words import CallId, Digest, Kind, Reason, RunId, StopReason
+
+# -- input facts: the run
+
+
+class RunStarted(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A run was begun for a goal."""
+
+    TAG, INPUT = "run_started", True
+    goal: str
+    setup: Setup
+
+
+class RunContinued(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A run was begun whose history begins with that of an ended one; `head` is the parent's digest at `at`."""
+
+    TAG, INPUT = "run_continued", True
+    parent: RunId
+    at: int
+    head: Digest
+    message: str = ""
+    setup: Setup
+
+
+class RunForked(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A run was split off another at position `at`; its records go on from there. `changes` are settings by path, `edits` new results by call."""
+
+    TAG, INPUT = "run_forked", True
+    parent: RunId
+    at: int
+    head: Digest
+    edits: dict[str, Any] = msgspec.field(default_factory=dict)
+    changes: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class DriverAttached(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A process took the wheel. What an earlier epoch started and did not finish is unknown from here on."""
+
+    TAG, INPUT = "driver_attached", True
+    epoch: int
+    who: str
+    host: str
+    pid: int = 0
+
+
+class DriverDetached(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """The driver let go, in good order."""
+
+    TAG, INPUT = "driver_detached", True
+    epoch: int
+    why: str = ""
+
+
+class ContextChosen(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A custom context builder chose what the next request shows: `left_out` are positions of messages it does not."""
+
+    TAG, INPUT = "context_chosen", True
+    builder: str
+    left_out: tuple[int, ...] = ()
+    error: str = ""
+
+
+class ContextCompacted(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """What was said up to position `upto` is shown as `summary` from here on."""
+
+    TAG, INPUT = "context_compacted", True
+    upto: int
+    summary: str
+
+
+# -- input facts: the model
+
+
+class ModelOutput(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model said in one response, whatever became of it."""
+
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    calls: tuple[ProposedCall, ...] = ()
+    citations: tuple[str, ...] | None = None
+    rationale: str = ""
+    stop_reason: StopReason = "stop"
+    provider_stop_reason: str = ""
+    no_evidence: bool = False
+    opaque: tuple[Any, ...] = ()
+    usage: Usage | None = None
+    elapsed_us: int = 0
+
+
+class UsageUpdated(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A provider reported usage while it streamed, or late: totals of the open request."""
+
+    TAG, INPUT = "usage_updated", True
+    usage: Usage
+
+
+class StreamCheckpointed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """What a long stream said since the last checkpoint."""
+
+    TAG, INPUT = "stream_checkpointed", True
+    text: str = ""
+    reasoning: str = ""
+    usage: Usage | None = None
+
+
+class ModelFailed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The provider failed to answer; `text` is what had arrived of a stream that broke, kept apart from the retry."""
+
+    TAG, INPUT = "model_failed", True
+    error: ErrorInfo
+    text: str = ""
+    usage: Usage | None = None
+    elapsed_us: int = 0
+
+
+class ModelInterrupted(ModelOutput, frozen=True, kw_only=True, omit_defaults=True):
+    """A response that cannot be acted on: cut short by us (`cancelled`, `limit`), by its length (`length`), withheld (`filtered`), or no legal turn (`invalid`)."""
+
+    TAG, INPUT = "model_interrupted", True
+    cause: Literal["cancelled", "limit", "length", "filtered", "invalid"]
+    detail: str = ""
+    limit: Reason | None = None
+
+
+class FinalProposed(ModelOutput, frozen=True, kw_only=True, omit_defaults=True):
+    """The model claims an answer."""
+
+    TAG, INPUT = "final_proposed", True
+
+
+class AnswerChecked(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """What the final validators said of the claim: `complaints`, and `error` where one of them raised."""
+
+    TAG, INPUT = "answer_checked", True
+    validators: tuple[str, ...] = ()
+    complaints: tuple[str, ...] = ()
+    error: str = ""
+
+
+class ToolCallsRequested(ModelOutput, frozen=True, kw_only=True, omit_defaults=True):
+    """The model proposed calls; `text` is its commentary."""
+
+    TAG, INPUT = "tool_calls_requested", True
+
+
+class CallsChecked(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """What user code said of each call, in call order."""
+
+    TAG, INPUT = "calls_checked", True
+    checks: tuple[Check, ...]
+
+
+# -- input facts: tools
+
+
+class ToolSucceeded(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A handler returned. `result` is what it gave, as JSON."""
+
+    TAG, INPUT = "tool_succeeded", True
+    call: CallId
+    result: Any
+    source_ids: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    attempt: int = 1
+    elapsed_us: int = 0
+
+
+class ToolFailed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """An attempt ended without a result: `execution_failed`, `timeout`, `invalid_result` or `cancelled`. `performed` is whether the act took place."""
+
+    TAG, INPUT = "tool_failed", True
+    call: CallId
+    kind: Kind
+    message: str
+    error: str = ""
+    retryable: bool = False
+    performed: Literal["yes", "no", "unknown"] = "unknown"
+    attempt: int = 1
+    elapsed_us: int = 0
+
+
+class DoubtResolved(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A call in doubt was settled: it happened (with what result), it did not, or the model is told."""
+
+    TAG, INPUT, OUTSIDE = "doubt_resolved", True, True
+    call: CallId
+    verdict: Literal["happened", "did_not_happen", "tell_model"]
+    result: Any = None
+    by: Literal["human", "reconcile", "policy"] = "human"
+    who: str = ""
+    command_id: str = ""
+
+
+class LateOutcome(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A handler that had been given up came back; it changes nothing."""
+
+    TAG, INPUT, OUTSIDE = "late_outcome", True, True
+    call: CallId
+    outcome: str
+    attempt: int = 1
+    command_id: str = ""
+
+
+# -- input facts: people
+
+
+class ApprovalGranted(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A human allowed exactly what `digest` stands for, once."""
+
+    TAG, INPUT, OUTSIDE = "approval_granted", True, True
+    call: CallId
+    digest: Digest
+    who: str
+    command_id: str = ""
+
+
+class ApprovalDenied(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A human refused a call and said why."""
+
+    TAG, INPUT, OUTSIDE = "approval_denied", True, True
+    call: CallId
+    reason: str
+    who: str
+    command_id: str = ""
+
+
+class ClarificationReceived(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A human answered a question."""
+
+    TAG, INPUT, OUTSIDE = "clarification_received", True, True
+    call: CallId
+    text: str
+    who: str
+    command_id: str = ""
+
+
+class CallSuperseded(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+    """A human allowed a call with other arguments; `check` is what user code said of those."""
+
+    TAG, INPUT, OUTSIDE = "call_superseded", True, True
+    call: CallId
+    check: Check
+    who: str
+    command_id: str = ""
+
+
+class UserSaid(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A message to a run that is going on; the next request shows it."""
+
+    TAG, INPUT, OUTSIDE = "user_said", True, True
+    text: str
+    who: str
+    command_id: str = ""
+
+
+class CancelRequested(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Somebody wants the run to end."""
+
+    TAG, INPUT, OUTSIDE = "cancel_requested", True, True
+    who: str
+    reason: str = ""
+    command_id: str = ""
+
+
+class Sealed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The head was signed: nothing may be missing at the end."""
+
+    TAG, INPUT = "sealed", True
+    algorithm: str
+    key: str
+    signature: str
+
+
+class Erased(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The key of the run's content was destroyed."""
+
+    TAG, INPUT = "erased", True
+    who: str
+    reason: str = ""

@@ -1,0 +1,62 @@
+"""`replay`, `audit`, `export`, `verify`, `import`, `diagram`: what can be proved of a run."""
+
+import pytest
+
+from refold.runtime.cli import exits
+
+DONE = {"text": "All done."}
+LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
+
+
+def test_a_run_replays_identically_and_its_audit_is_clean(shell):
+    shell.run(LOOK, DONE)
+    assert [one["identical"] for one in shell("replay", "one", "--json").json] == [True]
+    assert "identical" in shell("replay", "--all").out
+    (audited,) = shell("audit", "one", "--json").json
+    assert audited["ok"]
+    assert "I11" in shell("audit", "--all").out
+
+
+def test_an_export_verifies_is_audited_and_is_imported_elsewhere(shell):
+    shell.run(LOOK, DONE)
+    exported = shell("export", "one").out
+    shell.write("run.jsonl", exported)
+    assert shell("verify", "-", stdin=exported).code == exits.COMPLETED
+    assert shell("audit", "run.jsonl", "--json").json[0]["ok"]
+    # when it is taken into another store, twice, then it is the same run
+    for _ in range(2):
+        assert shell("import", "run.jsonl", "--store", "sqlite:///other.db").code == exits.COMPLETED
+    assert shell("export", "one", "--store", "sqlite:///other.db").out == exported
+    assert len(shell("runs", "--json", "--store", "sqlite:///other.db").json) == 1
+
+
+def test_a_damaged_file_is_found_and_not_imported(shell):
+    shell.run(LOOK, DONE)
+    lines = shell("export", "one").out.splitlines(keepends=True)
+    shell.write("damaged.jsonl", "".join(lines[:4] + lines[5:]))
+    done = shell("verify", "damaged.jsonl", "--json")
+    assert (done.code, done.json["ok"], done.json["broken_at"]) == (exits.FOUND, False, 5)
+    assert shell("audit", "damaged.jsonl").code == exits.FOUND
+    assert "damaged.jsonl" in shell("import", "damaged.jsonl", "--store", "sqlite:///other.db").error
+    assert not (shell.folder / "other.db").exists()
+
+
+@pytest.mark.parametrize("command", ["verify", "import", "audit"])
+def test_a_file_that_is_not_there_is_one_line(shell, command):
+    done = shell(command, "nothing.jsonl")
+    assert done.code == exits.USAGE
+    assert "nothing.jsonl" in done.error
+
+
+@pytest.mark.parametrize("command", ["replay", "audit"])
+def test_a_check_of_nothing_is_refused_and_of_an_empty_store_finds_nothing(shell, command):
+    assert "--all" in shell(command).error
+    assert shell(command, "--all", "--json").json == []
+
+
+@pytest.mark.parametrize(("name", "begins"), [("mermaid", "stateDiagram"), ("dot", "digraph"), ("svg", "<svg")])
+def test_the_machine_is_drawn_with_and_without_a_run(shell, name, begins):
+    shell.run(LOOK, DONE)
+    assert begins in shell("diagram", "--format", name).out
+    assert shell("diagram", "one", "--format", name).out != shell("diagram", "--format", name).out
+    assert "mermaid" in shell("diagram", "--format", "picture").error

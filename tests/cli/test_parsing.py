@@ -1,0 +1,69 @@
+"""How words become options."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from refold.runtime.cli.main import _command
+from refold.runtime.cli.parsing import Misused, argument, option, parse, switch, whole_number
+
+
+@dataclass(kw_only=True)
+class Shape:
+    run: str = argument("RUN", "a run")
+    call: str = argument("CALL", "a call", optional=True)
+    at: int | None = option("--at", "N", "a place", read=whole_number)
+    settings: tuple[str, ...] = option("--set", "KEY=VALUE", "settings", many=True)
+    quiet: bool = switch("--quiet -q", "less")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["last"], Shape(run="last")),
+        (["last", "t1.1"], Shape(run="last", call="t1.1")),
+        (["last", "--at", "3", "t1.1"], Shape(run="last", call="t1.1", at=3)),
+        (["--at=3", "last"], Shape(run="last", at=3)),
+        (["last", "--at", "-1"], Shape(run="last", at=-1)),
+        (["-q", "last", "--set", "a=b", "--set", "c=d=e"], Shape(run="last", quiet=True, settings=("a=b", "c=d=e"))),
+        (["--", "--at", "-q"], Shape(run="--at", call="-q")),
+        (["-5 + 3", "-"], Shape(run="-5 + 3", call="-")),
+        (["last", "--set", "--quiet"], Shape(run="last", settings=("--quiet",))),
+    ],
+)
+def test_options_stand_anywhere_and_values_are_taken_as_they_are(words, wanted):
+    assert parse("show", Shape, words) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "needs RUN"),
+        (["last", "--att", "3"], "no option --att; did you mean --at?"),
+        (["last", "--at"], "--at needs a value"),
+        (["last", "--at", "soon"], "--at soon: a whole number"),
+        (["last", "--at", "1", "--at", "2"], "given twice"),
+        (["last", "--quiet=yes"], "--quiet takes no value"),
+        (["last", "a", "b"], "does not take 'b'"),
+    ],
+)
+def test_a_misuse_is_said_in_one_line(words, said):
+    with pytest.raises(Misused) as caught:
+        parse("show", Shape, words)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--store", "memory:", "runs"], ("runs", ["--store", "memory:"])),
+        (["--json", "show", "last"], ("show", ["--json", "last"])),
+        (["--store=x", "run", "run"], ("run", ["--store=x", "run"])),
+        (["--model", "offline", "run", "goal"], ("run", ["--model", "offline", "goal"])),
+        (["--version"], ("", ["--version"])),
+        ([], ("", [])),
+    ],
+)
+def test_the_command_is_the_first_word_that_is_no_option_and_no_value(words, command):
+    assert _command(words) == command

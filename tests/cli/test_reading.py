@@ -1,0 +1,104 @@
+"""`show`, `log`, `runs`, `pending`: looking changes nothing and creates nothing."""
+
+import json
+
+import pytest
+
+from refold.runtime.cli import exits, render
+
+DONE = {"text": "All done."}
+LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
+SEND = {"calls": [{"name": "send", "arguments": {"to": "ann"}}]}
+
+
+@pytest.mark.parametrize("command", ["runs", "pending"])
+def test_lists_of_a_store_that_is_not_there_are_empty(shell, command):
+    done = shell(command, "--json")
+    assert (done.code, done.json) == (exits.COMPLETED, [])
+    assert not (shell.folder / ".refold").exists()
+
+
+@pytest.mark.parametrize("command", ["show", "log", "audit", "replay", "export", "resume", "say"])
+def test_a_run_of_a_store_that_is_not_there_is_one_line(shell, command):
+    done = shell(command, "last", *(["hello"] if command == "say" else []))
+    assert done.code == exits.USAGE
+    assert done.error
+    assert not (shell.folder / ".refold").exists()
+
+
+def test_runs_are_listed_in_the_order_started_and_by_status(shell):
+    shell.run(DONE)
+    shell.run(SEND, DONE, words=("--run-id", "two"))
+    assert [(row["run_id"], row["status"]) for row in shell("runs", "--json").json] == [("one", "completed"), ("two", "waiting_for_user")]
+    assert [row["run_id"] for row in shell("--json", "runs", "--status", "completed").json] == ["one"]
+    assert "two" in shell("runs").out
+
+
+def test_a_run_is_named_by_a_unique_beginning_or_last(shell):
+    shell.run(DONE, words=("--run-id", "alpha-1"))
+    shell.run(DONE, words=("--run-id", "alpha-2"))
+    assert shell("show", "last", "--json").json["run_id"] == "alpha-2"
+    assert shell("show", "alpha-1", "--json").json["run_id"] == "alpha-1"
+    assert "alpha-1, alpha-2" in shell("show", "al").error
+
+
+def test_log_prints_the_stored_bytes_and_a_line_for_people(shell):
+    shell.run(LOOK, DONE)
+    lines = shell("log", "one", "--json").out.splitlines()
+    assert [json.loads(line)["position"] for line in lines] == list(range(1, len(lines) + 1))
+    words = shell("log", "one").out.splitlines()
+    assert len(words) == len(lines)
+    assert "tool_succeeded" in words[8]
+    assert "seen north" in words[8]
+
+
+def test_log_can_be_narrowed_to_types_and_widened_to_large_values(shell):
+    shell.run({"calls": [{"name": "look", "arguments": {"at": "n" * 10_000}}]}, DONE)
+    (line,) = shell("log", "one", "--json", "--types", "tool_succeeded").out.splitlines()
+    assert "n" * 5_000 not in line
+    (line,) = shell("log", "one", "--json", "--types", "tool_succeeded", "--full").out.splitlines()
+    assert json.loads(line)["data"]["result"] == "seen " + "n" * 10_000
+    assert "did you mean tool_succeeded?" in shell("log", "one", "--types", "tool_succeded").error
+
+
+def test_following_an_ended_run_ends(shell):
+    shell.run(DONE)
+    assert shell("log", "one", "--follow").code == exits.COMPLETED
+
+
+@pytest.mark.parametrize("at", ["0", "-1", "999", "soon"])
+def test_a_position_that_is_not_there_is_named(shell, at):
+    shell.run(DONE)
+    done = shell("show", "one", "--at", at)
+    assert done.code == exits.USAGE
+    assert at in done.error
+
+
+def test_the_prompt_of_a_request_is_shown_as_it_was(shell):
+    shell.run(LOOK, DONE)
+    second = [json.loads(line)["position"] for line in shell("log", "one", "--json", "--types", "model_requested").out.splitlines()][1]
+    request = shell("show", "one", "--prompt", "--at", str(second), "--json").json
+    assert [message["role"] for message in request["messages"]] == ["user", "assistant", "tool"]
+    assert "--at" in shell("show", "one", "--prompt").error
+
+
+def test_what_waits_is_listed_with_the_line_to_type(shell):
+    shell.run(SEND, DONE)
+    (asked,) = shell("pending", "--json").json
+    assert (asked["run_id"], asked["call_id"], asked["kind"], asked["arguments"]["to"]) == ("one", "t1.1", "approval", "ann")
+    assert "refold approve one t1.1" in shell("pending").out
+
+
+def test_escapes_in_what_people_and_models_say_are_shown_and_not_passed_on(shell):
+    shell("run", "clear \x1b[2J \u202eevil", "--agent", "crew:agent", "--model", shell.script({"text": "red \x1b[31m"}))
+    for command in ("runs", "show last", "log last"):
+        out = shell(*command.split()).out
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+        assert "\\x1b[2J" in out
+
+
+def test_text_is_cut_by_columns_and_not_by_characters():
+    assert render.cut("測試測試", 5) == "測試…"
+    assert render.width_of(render.cut("e\u0301" * 10, 5)) == 5
+    assert render.cut("short", 5) == "short"

@@ -1,0 +1,161 @@
+"""`run` and `resume`: results, exit codes, and what is said beside them."""
+
+import pytest
+
+from refold.runtime.cli import exits
+
+DONE = {"text": "All done."}
+LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
+SEND = {"calls": [{"name": "send", "arguments": {"to": "ann"}}]}
+ASK = {"calls": [{"name": "ask_user", "arguments": {"question": "Which year?"}}]}
+
+
+def test_the_answer_is_on_standard_output_and_everything_else_is_not(shell):
+    done = shell.run(LOOK, DONE)
+    assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
+    assert "look" in done.err
+    assert "this is no result" in done.err
+    assert "\x1b" not in done.err
+
+
+def test_quiet_says_nothing_but_the_answer(shell):
+    done = shell.run(DONE, words=("--quiet",))
+    assert (done.out, done.err) == ("All done.\n", "")
+
+
+def test_json_is_one_document_of_the_documented_shape(shell):
+    run = shell.run(LOOK, DONE, words=("--json",)).json
+    assert run.keys() >= {"run_id", "status", "reason", "detail", "answer", "citations", "turns", "tool_calls", "usage", "position"}
+    assert (run["run_id"], run["status"], run["answer"], run["tool_calls"]) == ("one", "completed", "All done.", 1)
+
+
+@pytest.mark.parametrize(
+    ("turns", "words", "code", "status"),
+    [
+        ([{"error": {"type": "auth", "message": "no", "retryable": False}}], (), exits.FAILED, "failed"),
+        ([ASK, DONE], (), exits.WAITING, "waiting_for_user"),
+        ([LOOK, DONE], ("--max-turns", "1", "--set", "policy.wrap_up=false"), exits.STOPPED, "stopped"),
+        ([{**LOOK, "cost_usd": "0.02"}, DONE], ("--max-cost", "0.01", "--set", "policy.wrap_up=false"), exits.STOPPED, "stopped"),
+        ([{**DONE, "delay_s": 60}], ("--timeout", "0.05"), exits.STOPPED, "stopped"),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(shell, turns, words, code, status):
+    done = shell.run(*turns, words=("--json", *words))
+    assert (done.code, done.json["status"]) == (code, status)
+
+
+def test_a_goal_comes_from_a_file_or_from_standard_input(shell):
+    shell.write("goal.txt", "What is (2 + 3) * 4?")
+    assert "20" in shell("run", "@goal.txt", "--quiet").out
+    assert "42" in shell("run", "-", "--quiet", stdin="What is 6 * 7?").out
+
+
+def test_the_offline_model_says_what_it_is_where_nobody_chose_it(shell):
+    assert "--model" in shell("run", "What is 6 * 7?").err.splitlines()[0]
+    assert "writes nothing of its own" not in shell("run", "What is 6 * 7?", "--model", "offline").err
+
+
+def test_an_ended_run_is_resumed_by_doing_nothing_and_naming_continue(shell):
+    shell.run(DONE)
+    before = shell("log", "one", "--json").out
+    done = shell("resume", "one")
+    assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
+    assert "refold continue one" in done.err
+    assert shell("log", "one", "--json").out == before
+
+
+def test_resume_finds_model_and_settings_in_the_record_and_code_by_name(shell, monkeypatch):
+    # given a run that waits, with a limit of its own
+    shell.run(ASK, LOOK, DONE, words=("--max-turns", "2"))
+    shell("answer", "one", "2023")
+    # then its code is not guessed
+    assert "crew" in shell("resume", "one").error
+    # when the project says where it is, then the rest is in the record
+    shell.write("refold.toml", '[tool.refold.agents]\ncrew = "crew:agent"\n')
+    done = shell("resume", "one", "--json")
+    assert (done.code, done.json["turns"], done.json["reason"]) == (exits.STOPPED, 2, "max_turns")
+
+
+def test_the_budgets_of_a_run_cannot_be_changed_by_resuming_it(shell):
+    shell.run(ASK, DONE)
+    shell("answer", "one", "2023")
+    assert "refold continue" in shell("resume", "one", "--agent", "crew:agent", "--max-turns", "3").error
+
+
+def test_approve_grants_the_named_tool_and_the_log_says_who(shell):
+    done = shell.run(SEND, DONE, words=("--approve", "send"))
+    assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
+    (granted,) = [line for line in shell("log", "one", "--json", "--types", "approval_granted").out.splitlines()]
+    assert '"who":"--approve"' in granted
+
+
+def test_a_waiting_run_says_what_to_type(shell):
+    done = shell.run({"calls": [*SEND["calls"], *ASK["calls"]]}, DONE)
+    assert "refold approve one t1.1" in done.err
+    assert "refold deny one t1.1 --reason TEXT" in done.err
+    assert "refold answer one --call t1.2 TEXT" in done.err
+
+
+def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, monkeypatch):
+    # given a terminal where somebody types a denial, its reason, and an answer
+    import io
+
+    typed = io.StringIO("what?\nn\nAnn has moved\n2023\n")
+    typed.isatty = lambda: True  # type: ignore[method-assign]
+    shell("runs")
+    monkeypatch.setattr("refold.runtime.cli.asking.sys", type("Terminal", (), {"stdin": typed, "stderr": __import__("sys").stderr}))
+    done = shell.run({"calls": [*SEND["calls"], *ASK["calls"]]}, DONE)
+    # then the run ends, and the log has both
+    assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
+    results = {o["call_id"]: o for o in shell("show", "one", "--json").json["observations"]}
+    assert results["t1.1"]["error_type"] == "approval_denied"
+    assert "Ann has moved" in results["t1.1"]["error_message"]
+    assert results["t1.2"]["data"] == "2023"
+
+
+def test_nobody_is_asked_without_input(shell, monkeypatch):
+    import io
+
+    typed = io.StringIO("2023\n")
+    typed.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("refold.runtime.cli.asking.sys", type("Terminal", (), {"stdin": typed, "stderr": __import__("sys").stderr}))
+    assert shell.run(ASK, DONE, words=("--no-input",)).code == exits.WAITING
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", " \u200b"), "goal is empty"),
+        (("run", "@nothing.txt"), "nothing.txt"),
+        (("run", "x", "--run-id", "../x"), "no run id"),
+        (("run", "x", "--agent", "nothing:agent"), "no module nothing"),
+        (("run", "x", "--agent", "crew:other"), "crew:other is no Agent but of type int"),
+        (("run", "x", "--agent", "crew:missing"), "its agents are agent"),
+        (("run", "x", "--agent", "exits:agent"), "SystemExit"),
+        (("run", "x", "--agent", "raises:agent"), "not today"),
+        (("run", "x", "--agent", "syntax:agent"), "line 1"),
+        (("run", "x", "--agent", "crew"), "MODULE:NAME"),
+        (("run", "x", "--agent", "crew:agent", "--docs", "."), "--docs"),
+        (("run", "x", "--model", "gtp:5"), "gtp"),
+        (("run", "x", "--max-turns", "many"), "--max-turns many"),
+        (("run", "x", "--approve", "nothing"), "--approve nothing"),
+        (("run", "x", "--on-interrupt", "explode"), "cancel, park"),
+        (("rnu", "x"), "did you mean run?"),
+        (("--frob",), "--frob"),
+    ],
+)
+def test_a_refused_command_is_one_line_and_makes_no_store(shell, words, said):
+    shell.write("exits.py", "raise SystemExit(3)\n")
+    shell.write("raises.py", "raise RuntimeError('not\\ntoday')\n")
+    shell.write("syntax.py", "def (:\n")
+    done = shell(*words)
+    assert (done.code, done.out) == (exits.USAGE, "")
+    assert said.replace("not today", "not today") in done.error
+    assert not (shell.folder / ".refold").exists()
+
+
+def test_a_run_id_that_is_taken_is_refused_and_the_run_is_left_alone(shell):
+    shell.run(DONE)
+    before = shell("log", "one", "--json").out
+    assert "one" in shell.run(LOOK, DONE).error
+    assert shell("log", "one", "--json").out == before
