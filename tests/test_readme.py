@@ -37,10 +37,10 @@ def test_every_file_of_its_map_is_there() -> None:
 
 
 def test_every_command_it_names_exists() -> None:
-    from refold.runtime.cli.main import main
+    from refold.runtime.cli.main import perform
 
     for command in set(re.findall(r"^refold ([a-z]+)", README, re.MULTILINE)):
-        assert main([command, "--help"]) == 0, command
+        assert perform([command, "--help"]) == 0, command
 
 
 def test_the_version_is_in_the_changelog() -> None:

@@ -51,7 +51,7 @@ def cut(text: str, most: int) -> str:
     if len(text) <= most and width_of(text) <= most:
         return text
     kept, taken = [], 1
-    for character in text[: most + 1]:
+    for character in text:
         taken += width_of(character)
         if taken > most:
             break

@@ -1,5 +1,9 @@
 """`run` and `resume`: results, exit codes, and what is said beside them."""
 
+import io
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from refold.runtime.cli import exits
@@ -85,7 +89,7 @@ def test_the_budgets_of_a_run_cannot_be_changed_by_resuming_it(shell):
 def test_approve_grants_the_named_tool_and_the_log_says_who(shell):
     done = shell.run(SEND, DONE, words=("--approve", "send"))
     assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
-    (granted,) = [line for line in shell("log", "one", "--json", "--types", "approval_granted").out.splitlines()]
+    (granted,) = shell("log", "one", "--json", "--types", "approval_granted").out.splitlines()
     assert '"who":"--approve"' in granted
 
 
@@ -98,12 +102,10 @@ def test_a_waiting_run_says_what_to_type(shell):
 
 def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, monkeypatch):
     # given a terminal where somebody types a denial, its reason, and an answer
-    import io
-
     typed = io.StringIO("what?\nn\nAnn has moved\n2023\n")
     typed.isatty = lambda: True  # type: ignore[method-assign]
     shell("runs")
-    monkeypatch.setattr("refold.runtime.cli.asking.sys", type("Terminal", (), {"stdin": typed, "stderr": __import__("sys").stderr}))
+    monkeypatch.setattr("refold.runtime.cli.asking.sys", SimpleNamespace(stdin=typed, stderr=sys.stderr))
     done = shell.run({"calls": [*SEND["calls"], *ASK["calls"]]}, DONE)
     # then the run ends, and the log has both
     assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
@@ -114,11 +116,9 @@ def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, monkeypatch):
 
 
 def test_nobody_is_asked_without_input(shell, monkeypatch):
-    import io
-
     typed = io.StringIO("2023\n")
     typed.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr("refold.runtime.cli.asking.sys", type("Terminal", (), {"stdin": typed, "stderr": __import__("sys").stderr}))
+    monkeypatch.setattr("refold.runtime.cli.asking.sys", SimpleNamespace(stdin=typed, stderr=sys.stderr))
     assert shell.run(ASK, DONE, words=("--no-input",)).code == exits.WAITING
 
 
@@ -150,7 +150,7 @@ def test_a_refused_command_is_one_line_and_makes_no_store(shell, words, said):
     shell.write("syntax.py", "def (:\n")
     done = shell(*words)
     assert (done.code, done.out) == (exits.USAGE, "")
-    assert said.replace("not today", "not today") in done.error
+    assert said in done.error
     assert not (shell.folder / ".refold").exists()
 
 

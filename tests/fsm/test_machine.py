@@ -10,7 +10,7 @@ from transitions import MachineError
 
 from refold.events import facts as f, settings as recorded
 from refold.events.codec import FACTS, Stamp
-from refold.events.words import STATES, RunId, State
+from refold.events.words import STATES, CallId, RunId, State
 from refold.fsm import machine
 from refold.fsm.machine import EDGES, MACHINE, TABLE, Cursor, Illegal, Refused, Row, build, compile_rows, empty, fire, fire_compiled
 from refold.testing.trajectory import START, Act, Trajectory
@@ -165,7 +165,7 @@ def test_an_illegal_move_names_state_trigger_and_what_would_be_legal() -> None:
     run = Trajectory().start()
     before = run.run
     with pytest.raises(Illegal) as caught:
-        run.tell(f.ToolSucceeded(call=f.CallId("t1.1"), result=1))
+        run.tell(f.ToolSucceeded(call=CallId("t1.1"), result=1))
     error = caught.value
     assert (error.state, error.trigger) == ("streaming_model", "tool_succeeded")
     assert error.legal == sorted(EDGES["streaming_model"])
