@@ -6,8 +6,8 @@ from typing import Final
 from refold.events import facts as f
 from refold.projections.run import Run
 
-INLINE: Final = re.compile(r"\[([^\[\]\n]{1,300})\](?!\()")
-"""A citation in the text: `[doc_id]` or `[doc_id#3]`; not the text of a Markdown link."""
+INLINE: Final = re.compile(r"\[([^\[\]\n]{1,300})\](?![(_])")
+"""A citation in the text: `[doc_id]` or `[doc_id#3]`; not the text of a link in Markdown or reStructuredText."""
 
 
 def inline(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
-from refold.projections.messages import Message, MessageCall, assistant, bytes_of, encode, failure, is_repeatable, quoted, user, visible
+from refold.projections.messages import Message, MessageCall, assistant, bytes_of, encode, failure, is_repeatable, quoted, told, user, visible
 from refold.projections.run import Call, Driver, Entry, Run, Turn, Write, replace
 from refold.projections.spending import active, booked
 
@@ -121,7 +121,7 @@ def _begun(run: Run, setup: f.Setup, at: int) -> Run:
 def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
     if run.state == "streaming_model":  # another attempt, or the same request after its process was lost
         return replace(run, request=fact, number=fact.number, asked="yes", failure=None)
-    shown = [Entry(position=position, kind=message.kind or message.role) for message in run.fresh]
+    shown = [Entry(position=position, kind=message.kind if message.role == "tool" else message.role) for message in run.fresh]
     shown += [Entry(position=position, kind="user")] * len(run.unheard)
     return replace(
         run,
@@ -151,14 +151,14 @@ def _turned_down(run: Run, fact: f.FinalRejected | f.ModelErrorObserved) -> Run:
     """The turn came to nothing: what it said stays in the transcript, followed by what the model is told."""
     errors, failure = run.spent.model_errors, None
     if isinstance(fact, f.FinalRejected):
-        told, errors = rejection(fact), 0
+        message, errors = rejection(fact), 0
         run = _decided(run, answer_signature(run.open.output)) if run.open is not None else run
     else:
-        told, errors, failure = _told_of_error(fact), errors + (fact.kind != "attempts_used_up"), run.failure
+        message, errors, failure = _told_of_error(fact), errors + (fact.kind != "attempts_used_up"), run.failure
     output = run.open.output if run.open is not None else None
     said = assistant(output.text or output.refusal, output.opaque) if output is not None else ()
     turn = replace(run.open, closed=fact) if run.open is not None else None
-    fresh = (*run.fresh, *said, *((user(told),) if told else ()))
+    fresh = (*run.fresh, *said, *((told(message),) if message else ()))
     return replace(run, fresh=fresh, open=turn, request=None, asked="no", failure=failure, spent=replace(run.spent, model_errors=errors))
 
 

@@ -34,7 +34,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message. `role` is `user`, `assistant` or `tool`.
 
     A tool message has `call_id`, `name`, `kind` (`success` or the kind of its failure) and `content`, any JSON value; the others have `text`, and an assistant's may have `calls`.
-    `source_ids` names the documents a result came from; `opaque` is what its provider wants back.
+    A user's message of kind `runtime` is what the runtime tells the model without a call. `source_ids` names the documents a result came from; `opaque` is what its provider wants back.
     """
 
     role: str
@@ -49,8 +49,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def user(text: str) -> Message:
-    """What the user said, or what the runtime tells the model outside a call."""
+    """What the user said."""
     return Message(role="user", text=text)
+
+
+def told(text: str) -> Message:
+    """What the runtime tells the model outside a call: in the user's place, as providers know no other, and marked."""
+    return Message(role="user", text=text, kind="runtime")
 
 
 def assistant(text: str, opaque: tuple[Any, ...] = ()) -> tuple[Message, ...]:

@@ -3,8 +3,7 @@
 Apart from the fold, because these sums are what invoices and limits are held against.
 """
 
-from refold.events import facts as f
-from refold.events import money
+from refold.events import facts as f, money
 from refold.projections.run import Run, Spent, Tokens, replace
 
 

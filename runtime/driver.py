@@ -62,10 +62,16 @@ class Driver:
         await self.journal.command(lambda run: self._attach(run, begin))
         epoch = self.journal.run.epoch
         try:
-            while effects := pending(self.journal.run):
-                facts = await self._perform(effects[0])
-                await self.journal.command(lambda _run, facts=facts: facts, epoch=epoch)  # type: ignore[misc]
-            await self._detach(epoch, "waiting for a human")
+            while True:
+                while effects := pending(self.journal.run):
+                    facts = await self._perform(effects[0])
+                    await self.journal.command(lambda _run, facts=facts: facts, epoch=epoch)  # type: ignore[misc]
+                await self._detach(epoch, "waiting for a human")
+                if self.journal.run.waits or self.journal.run.state == "done":
+                    break
+                # The human answered in the moment in which we let go.
+                await self.journal.command(_take_up)
+                epoch = self.journal.run.epoch
         except LostOwnership:
             self.lost = self.journal.run.state != "done"
         except asyncio.CancelledError:
@@ -195,6 +201,13 @@ class _Late:
         text = "it returned a result" if isinstance(outcome, handlers.Succeeded) else f"it ended as {outcome.kind}: {outcome.message}"
         fact = f.LateOutcome(call=self._effect.call, outcome=text[:2_000], attempt=self._effect.attempt)
         Journal(self._journal.log, self._journal.run.id, clock=self._journal.clock).load().command_sync(lambda _run: (fact,))
+
+
+def _take_up(run: Run) -> Sequence[f.Input]:
+    """Attach to a run that nobody drives. Raises LostOwnership where somebody does by now."""
+    if run.driver is not None or run.state == "done":
+        raise LostOwnership(f"run {run.id} is driven by somebody else, or has ended")
+    return (attach(run),)
 
 
 def time_left(run: Run, clock: p.Clock) -> tuple[float | None, Reason]:

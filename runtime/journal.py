@@ -188,7 +188,7 @@ async def _settled(future: "Future[None]") -> None:
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and not waiting.done():
+            if task is not None:  # also where it was stored in the same moment: then the callback comes at once
                 waiting.add_done_callback(lambda _, task=task: task.cancel())  # type: ignore[misc]
         except Exception:  # noqa: BLE001 - the caller asks the future itself
             return

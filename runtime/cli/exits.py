@@ -40,6 +40,7 @@ class Refused(Exception):
 
 WRONG: Final = (
     "events.storage:StoreMissing",
+    "fsm.revisions:UnsupportedEngine",
     "runtime.cli.parsing:Misused",
     "runtime.documents:DocumentsError",
     "runtime.driver:RunExists",

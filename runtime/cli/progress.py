@@ -108,13 +108,7 @@ class Story:
                 yield "green", f"✓ {self._name(call_id)}: {one_line(text, LINE)}"
             case f.ApprovalGranted(call=call_id, who=who):
                 yield "green", f"✓ {self._name(call_id)} is approved by {one_line(who, 40)}"
-            case (
-                f.ToolFailed(call=call_id)
-                | f.ToolRejected(call=call_id)
-                | f.ToolClosed(call=call_id)
-                | f.ApprovalDenied(call=call_id)
-                | f.ToolInDoubt(call=call_id)
-            ):
+            case f.ToolRejected(call=call_id) | f.ToolClosed(call=call_id) | f.ApprovalDenied(call=call_id) | f.ToolInDoubt(call=call_id):
                 yield "red", f"✗ {self._name(call_id)}: {cut(words(record), LINE)}"
             case f.DuplicateActionBlocked(call=call_id, message=message):
                 yield "red", f"✗ {self._name(call_id)}: duplicate_action: {one_line(message, LINE)}"
@@ -195,7 +189,9 @@ class Live:
                 self._print(text, style)
 
     def note(self, text: str) -> None:
-        self._print(text, "dim")
+        from rich.text import Text
+
+        self._console.print(Text(text, style="dim"))  # in full, over several lines where it must be
 
     def close(self) -> None:
         self._live.stop()

@@ -193,13 +193,13 @@ def _finished(options: o.Driving, result: Result) -> int:
                 output.note(line)
     elif code == INTERRUPTED:
         output.note(f"run {run.id} was left where it is; go on with: {typed(options, 'resume', run.id)}")
-    elif code and result.detail:
-        because = "" if result.reason == result.status else f" ({result.reason})"
-        output.note(f"run {run.id} {result.status}{because}: {one_line(result.detail)}")
-    elif code:
-        output.note(f"run {run.id} {result.status}")
-    if not options.quiet and code not in (WAITING, INTERRUPTED):
-        output.note(page.paint(f"run {run.id} {STATUS[result.status][0]} · {Story(run).used()}", "dim"))
+    else:
+        because = "" if result.reason in (None, result.status) else f" ({result.reason})"
+        ended = f"run {run.id} {result.status}{because}" + (f": {one_line(result.detail)}" if code and result.detail else "")
+        if code:
+            output.note(ended)
+        if not options.quiet:
+            output.note(page.paint(Story(run).used() if code else f"{ended} · {Story(run).used()}", "dim"))
     return code
 
 

@@ -1,5 +1,6 @@
 """`run` and `resume`: results, exit codes, and what is said beside them."""
 
+import importlib
 import io
 import sys
 from types import SimpleNamespace
@@ -159,3 +160,9 @@ def test_a_run_id_that_is_taken_is_refused_and_the_run_is_left_alone(shell):
     before = shell("log", "one", "--json").out
     assert "one" in shell.run(LOOK, DONE).error
     assert shell("log", "one", "--json").out == before
+
+
+def test_every_failure_that_is_foreseen_is_a_class_that_exists():
+    for name in (*exits.WRONG, *exits.BUSY, *exits.BROKEN):
+        module, _, found = name.partition(":")
+        assert issubclass(getattr(importlib.import_module(f"refold.{module}"), found), Exception)

@@ -97,7 +97,7 @@ def test_messages_are_made_once_and_in_the_order_of_requests() -> None:
         ("assistant", ""),
         ("user", ""),
         ("assistant", ""),
-        ("user", ""),
+        ("user", "runtime"),
         ("assistant", ""),
     ]
     assert [call.id for call in shown[1].calls] == [message.call_id for message in shown[2:5]] == ["t1.1", "t1.2", "t1.3"]

@@ -1,6 +1,7 @@
 """Declaring tools: what a signature becomes, and which declarations are refused."""
 
 import enum
+import re
 import subprocess
 import sys
 from typing import Annotated, Literal
@@ -204,7 +205,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("options", WRONG, ids=str)
+@pytest.mark.parametrize("options", WRONG, ids=lambda options: re.sub(r" at 0x[0-9a-f]+", "", str(options)))
 def test_a_wrong_declaration_is_refused_in_one_line(options):
     with pytest.raises(ValueError, match=r".{10}") as refused:
         declared(**options)

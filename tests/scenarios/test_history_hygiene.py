@@ -8,7 +8,7 @@ import pytest
 
 from refold import Agent, fold, tool
 from refold.runtime import ports as p
-from refold.runtime.cli.main import main
+from refold.runtime.cli.main import perform
 
 
 @tool(effect="read")
@@ -76,16 +76,16 @@ def test_B116_the_command_line_refuses_it_too(tmp_path, monkeypatch, capsys, tex
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.json"
     script.write_text(json.dumps([{"calls": [{"name": "ask_user", "arguments": {"question": "Which?"}}]}, {"text": "done"}]))
-    assert main(["run", "Do it.", "--model", f"script:{script}", "--no-input", "--quiet", "--run-id", "r"]) == 3
+    assert perform(["run", "Do it.", "--model", f"script:{script}", "--no-input", "--quiet", "--run-id", "r"]) == 3
     capsys.readouterr()
     # when nothing is typed, for each of the words that a human may say
-    codes = [main(["run", text, "--model", f"script:{script}", "--quiet"]), main(["say", "r", text]), main(["answer", "r", text])]
+    codes = [perform(["run", text, "--model", f"script:{script}", "--quiet"]), perform(["say", "r", text]), perform(["answer", "r", text])]
     said = capsys.readouterr().err
     # then each is one line and bad input, and the run can go on
     assert codes == [2, 2, 2]
     assert said.count("empty") == 3
     assert "Traceback" not in said
-    assert main(["answer", "r", "this", "--resume", "--quiet"]) == 0
+    assert perform(["answer", "r", "this", "--resume", "--quiet"]) == 0
 
 
 def test_B117_the_history_does_not_grow_by_being_resumed(stage, twin):

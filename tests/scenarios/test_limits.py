@@ -8,7 +8,7 @@ import pytest
 
 from refold import Agent, Budgets, fold, tool
 from refold.runtime import ports as p
-from refold.runtime.cli.main import main
+from refold.runtime.cli.main import perform
 
 
 @tool(effect="read")
@@ -54,12 +54,12 @@ def test_B081_on_the_command_line_the_exit_code_is_one_of_its_own(tmp_path, monk
     calls = [{"calls": [{"name": "calculate", "arguments": {"expression": f"{n} + 1"}}]} for n in range(6)]
     script.write_text(json.dumps([*calls, {"text": "done"}]))
     # when
-    code = main(["run", "Count.", "--model", f"script:{script}", "--max-turns", "4", "--json", "--quiet", "--run-id", "r"])
+    code = perform(["run", "Count.", "--model", f"script:{script}", "--max-turns", "4", "--json", "--quiet", "--run-id", "r"])
     result = json.loads(capsys.readouterr().out)
     # then it is neither success nor failure, the limit is named, and the work so far can be listed
     assert code == 5
     assert (result["status"], result["reason"], result["answer"], result["turns"]) == ("stopped", "max_turns", None, 4)
-    main(["show", "r", "--json"])
+    perform(["show", "r", "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert [observed["ok"] for observed in shown["observations"]] == [True, True, True, False]
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from refold import Agent, Budgets, Policy, fold, show, tool
 from refold.events import facts as f
 from refold.runtime import ports as p
-from refold.runtime.cli.main import main
+from refold.runtime.cli.main import perform
 from refold.runtime.store import NotAsked
 from refold.testing.trajectory import Act, Trajectory
 
@@ -53,7 +53,7 @@ def test_B073_on_the_command_line_a_loop_is_a_failure(tmp_path, monkeypatch, cap
     script = tmp_path / "script.json"
     script.write_text(json.dumps([{"calls": [{"name": "calculate", "arguments": {"expression": "1 + 1"}}]}] * 200))
     # when
-    code = main(["run", "Count.", "--model", f"script:{script}", "--json", "--quiet"])
+    code = perform(["run", "Count.", "--model", f"script:{script}", "--json", "--quiet"])
     result = json.loads(capsys.readouterr().out)
     # then it fails, with the reason
     assert (code, result["status"], result["reason"], result["tool_calls"]) == (1, "failed", "cycle", 1)
