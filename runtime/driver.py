@@ -18,8 +18,7 @@ from refold.fsm import limits
 from refold.fsm.effects import AskModel, RunTool, pending
 from refold.projections.evidence import cited
 from refold.projections.run import Run
-from refold.runtime import handlers
-from refold.runtime import ports as p
+from refold.runtime import handlers, ports as p
 from refold.runtime.asking import Allowance, ask
 from refold.runtime.consults import Consults
 from refold.runtime.journal import Journal, LostOwnership
@@ -75,7 +74,8 @@ class Driver:
         except LostOwnership:
             self.lost = self.journal.run.state != "done"
         except asyncio.CancelledError:
-            await self._detach(epoch, "parked")
+            with suppress(LostOwnership):  # who took over meanwhile drives on; this task is cancelled all the same
+                await self._detach(epoch, "parked")
             raise
         return self.journal.run
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Record
+from refold.events.codec import Record, Unreadable, read_line
 from refold.fsm import audit as audits
 from refold.fsm.replay import Ask, Derived, Divergence, Stored, replay_rows
 from refold.projections.evidence import cited
@@ -45,7 +45,24 @@ def replay(store: Store, run_id: str, agent: Agent | None = None) -> Replayed:
 
 def audit(store: Store, run_id: str) -> audits.Audit:
     """Chain, legality and every invariant of one run, without the code of its agent. Raises UnknownRun, StoreUnavailable."""
-    return audits.audit_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True))
+    audited = audits.audit_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True))
+    misfiled = _misfiled(store, run_id)
+    if misfiled is None or (audited.chain.broken_at is not None and audited.chain.broken_at <= misfiled[0]):
+        return audited
+    position, why = misfiled
+    return msgspec.structs.replace(audited, ok=False, chain=audits.Verdict(ok=False, broken_at=position, why=why))
+
+
+def _misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
+    """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
+    for row in store.log.scan(run_id):
+        try:
+            line = read_line(row.state)
+        except Unreadable:
+            continue
+        if (line.run, line.position, line.type) != (run_id, row.position, row.type):
+            return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
+    return None
 
 
 def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:

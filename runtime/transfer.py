@@ -90,13 +90,15 @@ def parse(data: bytes, name: str) -> Export:
                 continue
             record = read_line(line)
             named |= set(_named(bytes(record.data)))
+            if early := named - payloads.keys():
+                raise Unreadable(f"it names the payload {min(early)}, which does not stand before it")
             run_id = run_id or record.run
             rows.append((record.position, line))
         except Unreadable as error:
             damage = damage or (expected, f"line {number} is no record: {error.why}")
             rows.append((expected, line))
     if damage is None and tail:
-        damage = (len(rows) + (not lines), "the last line does not end with a line feed")
+        damage = (len(rows) + 1, "the last line does not end with a line feed")
     if damage is None and (left := [digest for digest in payloads if digest not in named]):
         damage = (len(rows), f"no record names the payload {left[0]}")
     return Export(name=name, run_id=run_id, rows=tuple(rows), payloads=payloads, damage=damage)

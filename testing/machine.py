@@ -16,7 +16,7 @@ from refold.events.memory import MemoryLog
 from refold.events.storage import StoreUnavailable
 from refold.events.words import CallId, Status
 from refold.fsm.decide import follow
-from refold.fsm.effects import pending
+from refold.fsm.effects import RunTool, pending
 from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
 from refold.projections.run import Run
 from refold.runtime.journal import Journal, loader
@@ -52,6 +52,7 @@ class RunMachine(RuleBasedStateMachine):
         self.open_calls: set[CallId] = set()
         self.checked: set[CallId] = set()
         self.started: list[CallId] = []
+        self.intents: set[CallId | None] = set()
         self.over = False
         self.ended: Status | None = None
 
@@ -148,6 +149,7 @@ class RunMachine(RuleBasedStateMachine):
     def everything_holds(self) -> None:
         """The log is read first: what is asked of the run next leans on it."""
         self._the_log_folds_to_the_run()
+        self._nothing_is_done_without_an_intent()
         self._an_end_is_an_end()
         self._nobody_waits_in_vain()
 
@@ -167,6 +169,8 @@ class RunMachine(RuleBasedStateMachine):
         self.seen[record.source, record.type] += 1
         event(f"{record.source} {record.type}")
         match record.fact:
+            case f.DriverAttached():
+                self.intents.clear()
             case f.ToolCallsRequested(calls=calls):
                 self.open_calls |= {call.id for call in calls}
             case f.CallsChecked(checks=checks):
@@ -174,13 +178,21 @@ class RunMachine(RuleBasedStateMachine):
             case f.ToolStarted(call=call):
                 assert call in self.checked, f"{call} was started and never checked"
                 self.started.append(call)
+                self.intents.add(call)
             case f.ToolResultsInjected(calls=injected):
                 self.open_calls -= set(injected)
             case f.ModelRequested():
                 assert not self.open_calls, f"a request while {self.open_calls} have no result"
+                self.intents.add(None)
         if self.over:
             assert record.source == record.target == "done", "done is absorbing"
         self.over = self.over or record.target == "done"
+
+    def _nothing_is_done_without_an_intent(self) -> None:
+        """What is pending is in the log as an intent of the driver who is to do it, never only of one before."""
+        for effect in pending(self.run):
+            intent = effect.call if isinstance(effect, RunTool) else None
+            assert intent in self.intents, f"{effect} is pending, and its driver has not said so"
 
     def _an_end_is_an_end(self) -> None:
         """An ended run keeps its status, has no open call and asks for nothing."""

@@ -1,7 +1,7 @@
 """The driver when others write into the same log, and when it is told to stop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,6 +12,7 @@ from refold.events import facts as f
 from refold.events.memory import MemoryLog
 from refold.events.storage import Submission
 from refold.runtime.journal import Journal
+from refold.runtime.ports import Finished, Part, Request
 from refold.runtime.store import Store
 from refold.testing.checks import check_log
 from refold.testing.crash import RUN, Trial, losses, survive
@@ -150,3 +151,39 @@ async def parked(agent: Agent, log: MemoryLog, nth: int) -> bool:
     driving = asyncio.get_running_loop().create_task(agent.run("the goal", store=Store(Counted(log), "memory:"), run_id=RUN))
     await asyncio.wait({driving})
     return driving.cancelled()
+
+
+def test_a_cancelled_driver_that_lost_its_run_is_cancelled_all_the_same() -> None:
+    # given
+    log = MemoryLog()
+
+    def take_over() -> None:
+        Journal(log, RUN).load().command_sync(lambda run: (f.DriverAttached(epoch=run.epoch + 1, who="another", host="elsewhere"),))
+
+    async def cancelled() -> bool:
+        model = Endless()
+        driving = asyncio.get_running_loop().create_task(Agent(model).run("g", store=Store(log, "memory:"), run_id=RUN))
+        await model.asked.wait()
+        # when
+        take_over()
+        driving.cancel()
+        await asyncio.wait({driving})
+        return driving.cancelled()
+
+    # then
+    assert asyncio.run(cancelled())
+    run = Journal(log, RUN).load().run
+    assert run.driver is not None
+    assert run.driver.who == "another"
+
+
+class Endless:
+    """A model that never answers."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def stream(self, request: Request) -> AsyncIterator[Part]:
+        self.asked.set()
+        await asyncio.sleep(60)
+        yield Finished(stop_reason="stop")

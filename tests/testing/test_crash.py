@@ -26,9 +26,12 @@ class World:
     """By idempotency key, of side effects alone."""
     keys: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """The keys that a call was run under."""
+    store: Store | None = None
+    """Where people speak to the run."""
 
     def forget(self) -> None:
         """A new world, as far as its tools can tell."""
+        self.store = None
         self.acts.clear()
         self.keys.clear()
 
@@ -134,12 +137,20 @@ def made_for(world: World) -> list[Tool]:
         return topic
 
     @tool(effect="read")
+    def overhear(topic: str, ctx: ToolContext) -> str:
+        """Somebody says something meanwhile, and once only."""
+        world.seen(ctx)
+        if world.store is not None:
+            world.store.say_sync(ctx.run_id, f"and {topic}?", command_id=ctx.idempotency_key)
+        return topic
+
+    @tool(effect="read")
     def odd(topic: str, ctx: ToolContext) -> Any:
         """Returns what nobody can store."""
         world.seen(ctx)
         return object()
 
-    return [look, browse, put, send, post, pay, lend, flaky, ring, broken, breaks, slow, odd]
+    return [look, browse, put, send, post, pay, lend, flaky, ring, broken, breaks, slow, overhear, odd]
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +279,7 @@ EXAMPLES: dict[str, Example] = {
         (calls(call("look", topic="a"), call("broken", topic="b"), call("send", to="Ann")), ANSWER), policy=Policy(on_tool_error="stop")
     ),
     "a circle": Example(tuple(calls(call("look", topic="a")) for _ in range(6))),
+    "the user speaks meanwhile": Example((calls(call("overhear", topic="a"), call("send", to="Ann")), calls(call("overhear", topic="b")), ANSWER)),
     "the script runs out": Example((calls(call("look", topic="a")),)),
 }
 
@@ -289,11 +301,13 @@ def test_a_run_that_was_crashed_anywhere_ends_as_its_twin(name: str, place: Plac
     # given
     world, tools = inhabited
     trial = EXAMPLES[name].trial(tools)
-    twin = twin_of(name, trial)
+    twin = twin_of(name, trial, world)
     for fate in fates(place, fault):
         world.forget()
+        log = MemoryLog()
+        world.store = Store(log, "memory:")
         # when
-        survived = survive(trial, MemoryLog(), fate)
+        survived = survive(trial, log, fate)
         # then
         assert list(losses(survived, twin)) == [], fate
         assert list(wrongs(world)) == [], fate
@@ -308,7 +322,7 @@ def test_a_run_on_disk_that_was_crashed_at_any_append_ends_as_its_twin(
     # given
     world, tools = inhabited
     trial = EXAMPLES[name].trial(tools)
-    twin = twin_of(name, trial)
+    twin = twin_of(name, trial, world)
     for fate in fates(place, fault):
         world.forget()
         log = open_log(f"sqlite:///{tmp_path}/{fate.place}-{fate.nth}.db")
@@ -339,6 +353,7 @@ def test_every_example_ends_as_its_name_says() -> None:
         "money used up": ("stopped", "max_cost_usd"),
         "stop at the first failure": ("failed", "on_tool_error"),
         "a circle": ("failed", "cycle"),
+        "the user speaks meanwhile": Example((calls(call("overhear", topic="a"), call("send", to="Ann")), calls(call("overhear", topic="b")), ANSWER)),
         "the script runs out": ("failed", "provider"),
     }
     assert {name: sorted({message.kind for message in end.messages if message.role == "tool"}) for name, end in ends.items() if name in MIXED} == MIXED
@@ -357,10 +372,12 @@ MIXED = {
 TWINS: dict[str, Outcome] = {}
 
 
-def twin_of(name: str, trial: Trial) -> Outcome:
+def twin_of(name: str, trial: Trial, world: World) -> Outcome:
     """What the example comes to when nothing happens to it; asked once."""
     if name not in TWINS:
-        TWINS[name] = survive(trial, MemoryLog()).outcome
+        log = MemoryLog()
+        world.store = Store(log, "memory:")
+        TWINS[name] = survive(trial, log).outcome
     return TWINS[name]
 
 
