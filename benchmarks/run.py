@@ -161,7 +161,8 @@ def appending(folder: Path) -> None:
                 raw.append(time.perf_counter() - began)
             left, right = sorted(ours)[150] * 1e6, sorted(raw)[150] * 1e6
             show(f"  {synchronous:<7} {facts} fact{'s' * (facts > 1)}", f"{left:7.0f}   raw {right:7.0f}   ratio {left / right:.2f}")
-            log.close(), db.close()
+            log.close()
+            db.close()
 
 
 # -- whole runs
@@ -201,7 +202,7 @@ def after_a_kill(folder: Path) -> None:
     url = f"sqlite:///{folder}/killed.db?synchronous=NORMAL"
     code = KILLED.format(here=str(Path(__file__).parent), turns=turns, url=url)
     subprocess.run([sys.executable, "-P", "-c", code], check=False)
-    times = []
+    times: list[float] = []
     for _ in range(3):
         copy = folder / f"copy-{len(times)}.db"
         for suffix in ("", "-wal"):

@@ -152,7 +152,7 @@ class _Call:
         if self._in_thread:
             task.cancel()
         # asyncio.run would wait for it for ever, and complain about it when the loop is gone
-        asyncio._unregister_task(task)  # type: ignore[attr-defined]
+        asyncio._unregister_task(task)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     def timed_out(self, outcome: Succeeded | Failed | None, timeout_s: float | None) -> Failed:

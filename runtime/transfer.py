@@ -74,7 +74,7 @@ def parse(data: bytes, name: str) -> Export:
     """Take a file apart. A fault is noted, not raised: what is before it can still be judged."""
     rows: list[Stored] = []
     payloads: dict[Digest, bytes] = {}
-    named: set[Digest] = set()
+    loose: set[Digest] = set()
     damage: tuple[int, str] | None = None
     run_id = RunId("")
     lines = data.split(b"\n")
@@ -87,11 +87,11 @@ def parse(data: bytes, name: str) -> Export:
                 if digest in payloads:
                     raise Unreadable("the same payload twice")
                 payloads[digest] = value
+                loose.add(digest)
                 continue
             record = read_line(line)
-            named |= set(_named(bytes(record.data)))
-            if early := named - payloads.keys():
-                raise Unreadable(f"it names the payload {min(early)}, which does not stand before it")
+            _check_named(_named(bytes(record.data)), payloads, loose)
+            loose.clear()
             run_id = run_id or record.run
             rows.append((record.position, line))
         except Unreadable as error:
@@ -99,9 +99,17 @@ def parse(data: bytes, name: str) -> Export:
             rows.append((expected, line))
     if damage is None and tail:
         damage = (len(rows) + 1, "the last line does not end with a line feed")
-    if damage is None and (left := [digest for digest in payloads if digest not in named]):
-        damage = (len(rows), f"no record names the payload {left[0]}")
+    if damage is None and loose:
+        damage = (len(rows), f"no record names the payload {min(loose)}")
     return Export(name=name, run_id=run_id, rows=tuple(rows), payloads=payloads, damage=damage)
+
+
+def _check_named(named: list[Digest], payloads: dict[Digest, bytes], loose: set[Digest]) -> None:
+    """A payload stands directly before the first record that names it, and nowhere else."""
+    if missing := [digest for digest in named if digest not in payloads]:
+        raise Unreadable(f"it names the payload {missing[0]}, which does not stand before it")
+    if stray := loose.difference(named):
+        raise Unreadable(f"it does not name the payload {min(stray)}, which stands before it")
 
 
 def _payload(line: bytes) -> tuple[Digest, bytes]:

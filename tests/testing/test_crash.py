@@ -15,7 +15,7 @@ from refold.events.memory import MemoryLog
 from refold.projections.run import Call
 from refold.runtime.store import Store
 from refold.testing.crash import FATES, Outcome, Trial, fates, losses, survive
-from refold.testing.faults import Fault, Place
+from refold.testing.faults import Fault, FaultyLog, Place
 
 
 @dataclass
@@ -334,6 +334,33 @@ def test_a_run_on_disk_that_was_crashed_at_any_append_ends_as_its_twin(
         assert list(wrongs(world)) == [], fate
 
 
+@pytest.mark.parametrize(("place", "fault"), FATES)
+def test_a_run_that_is_cancelled_from_within_and_crashed_anywhere_ends_as_cancelled(place: Place, fault: Fault) -> None:
+    # given
+    world = World()
+
+    @tool(effect="read")
+    def hang_up(topic: str, ctx: ToolContext) -> str:
+        """Cancels the run it is called by."""
+        if world.store is not None:
+            world.store.cancel_sync(ctx.run_id, "enough", command_id="cancel")
+        return topic
+
+    tools = [*made_for(world), hang_up]
+    example = Example((calls(call("send", to="Ann"), call("hang_up", topic="a"), call("send", to="Bob")), ANSWER))
+    for fate in fates(place, fault):
+        world.forget()
+        log = MemoryLog()
+        world.store = Store(FaultyLog(log, fate), "memory:")
+        # when
+        survived = survive(example.trial(tools), log, fate)
+        # then
+        assert (survived.outcome.status, survived.outcome.reason) == ("cancelled", "cancelled"), fate
+        assert list(losses(survived, survived.outcome)) == [], fate
+        assert list(wrongs(world)) == [], fate
+        assert len(world.acts) <= 1, fate
+
+
 def test_every_example_ends_as_its_name_says() -> None:
     # given
     world = World()
@@ -353,7 +380,6 @@ def test_every_example_ends_as_its_name_says() -> None:
         "money used up": ("stopped", "max_cost_usd"),
         "stop at the first failure": ("failed", "on_tool_error"),
         "a circle": ("failed", "cycle"),
-        "the user speaks meanwhile": Example((calls(call("overhear", topic="a"), call("send", to="Ann")), calls(call("overhear", topic="b")), ANSWER)),
         "the script runs out": ("failed", "provider"),
     }
     assert {name: sorted({message.kind for message in end.messages if message.role == "tool"}) for name, end in ends.items() if name in MIXED} == MIXED
