@@ -23,7 +23,6 @@ DOORS = {
     "hypothesis": {"testing/"},
     "pydantic": {"runtime/"},
     "rich": {"runtime/cli/"},
-    "typer": {"runtime/cli/"},
     "openai": {"runtime/providers/"},
     "anthropic": {"runtime/providers/"},
 }

@@ -15,7 +15,7 @@ from refold.events.memory import MemoryLog
 from refold.projections.run import Call
 from refold.runtime.store import Store
 from refold.testing.crash import FATES, Outcome, Trial, fates, losses, survive
-from refold.testing.faults import Fault, FaultyLog, Place
+from refold.testing.faults import Fault, Place
 
 
 @dataclass
@@ -351,7 +351,7 @@ def test_a_run_that_is_cancelled_from_within_and_crashed_anywhere_ends_as_cancel
     for fate in fates(place, fault):
         world.forget()
         log = MemoryLog()
-        world.store = Store(FaultyLog(log, fate), "memory:")
+        world.store = Store(log, "memory:")
         # when
         survived = survive(example.trial(tools), log, fate)
         # then
