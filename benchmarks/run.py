@@ -148,7 +148,9 @@ def appending(folder: Path) -> None:
             log = open_log(f"sqlite:///{folder}/a-{synchronous}-{facts}.db?synchronous={synchronous}")
             db = sqlite3.connect(folder / f"raw-{synchronous}-{facts}.db", isolation_level=None)
             db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous={synchronous}")
-            db.execute("CREATE TABLE stored_events (originator_id TEXT, originator_version INTEGER, topic TEXT, state BLOB, PRIMARY KEY (originator_id, originator_version))")
+            db.execute(
+                "CREATE TABLE stored_events (originator_id TEXT, originator_version INTEGER, topic TEXT, state BLOB, PRIMARY KEY (originator_id, originator_version))"
+            )
             for n in range(300):
                 rows = [Row(n * facts + k, "tool_started", state) for k in range(1, facts + 1)]
                 began = time.perf_counter()

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from refold.events import chain
-from refold.events import facts as f
+from refold.events import chain, facts as f
 from refold.events.codec import Record, Stamp, Unreadable, read, read_line, write
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId

@@ -7,15 +7,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from refold.events import facts as f
-from refold.events import settings as recorded
+from refold.events import facts as f, settings as recorded
 from refold.events.codec import Record
 from refold.fsm.guards import ASK_USER
 from refold.fsm.revisions import ENGINE
 from refold.projections.run import Run
-from refold.runtime import consults as c
-from refold.runtime import models
-from refold.runtime import ports as p
+from refold.runtime import consults as c, models, ports as p
 from refold.runtime.driver import Cast, Driver
 from refold.runtime.journal import Journal
 from refold.runtime.result import Result, result_of

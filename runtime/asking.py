@@ -81,7 +81,7 @@ async def ask(
     elapsed_us = clock.monotonic_us() - began
     match ended:
         case "complete":
-            return answers.classify(stream.assembler.response(request, estimated_input, elapsed_us), request.turn)
+            return answers.classify(stream.assembler.response(estimated_input, elapsed_us), request.turn)
         case "silent":
             silent = p.ModelError("idle_timeout", f"the model was silent for {allowance.idle_s} s", retryable=True)
             return _failed(silent, stream.assembler, elapsed_us)
@@ -89,7 +89,7 @@ async def ask(
             broken = p.ModelError("stream_broken", "the stream ended without saying why", retryable=True)
             return _failed(broken, stream.assembler, elapsed_us)
         case "cancelled" | "limit" | "tokens":
-            return _cut(ended, stream.assembler.response(request, estimated_input, elapsed_us).output, allowance)
+            return _cut(ended, stream.assembler.response(estimated_input, elapsed_us).output, allowance)
 
 
 async def _end(taking: "asyncio.Task[End]", stream: _Stream, stop: "asyncio.Future[None]") -> End:

@@ -80,7 +80,7 @@ class Assembler:
         reported = self._usage
         return reported is not None and reported.cost_usd is not None and not (reported.input_tokens or reported.output_tokens)
 
-    def response(self, request: p.Request, estimated_input: int, elapsed_us: int) -> Response:
+    def response(self, estimated_input: int, elapsed_us: int) -> Response:
         """The response; of a stream that was cut, what there is of it."""
         finished = self.finished or p.Finished(stop_reason="unknown")
         calls = tuple(

@@ -25,8 +25,7 @@ import base64
 import dataclasses
 import datetime
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath

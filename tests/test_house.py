@@ -62,7 +62,9 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_every_library_has_one_door(path: Path) -> None:
     for module in imports(path):
         doors = DOORS.get(module.split(".")[0])
-        assert doors is None or any(name(path) == door or (door.endswith("/") and name(path).startswith(door)) for door in doors), f"{name(path)} imports {module}"
+        assert doors is None or any(name(path) == door or (door.endswith("/") and name(path).startswith(door)) for door in doors), (
+            f"{name(path)} imports {module}"
+        )
 
 
 @pytest.mark.parametrize("path", [path for path in sources() if name(path).split("/")[0] in PURE and name(path) not in STORES], ids=name)

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from refold.events.words import StopReason
-from refold.runtime import decisions
-from refold.runtime import ports as p
+from refold.runtime import decisions, ports as p
 from refold.runtime.settings import Money
 
 

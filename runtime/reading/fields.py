@@ -4,8 +4,7 @@ Apart from answers out of sentences, because a header's line is named by its fie
 """
 
 import re
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from itertools import pairwise
 from typing import Final
 

@@ -4,8 +4,7 @@ Apart from the ways to answer, which all read these and add nothing to them.
 """
 
 import re
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise

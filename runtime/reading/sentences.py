@@ -5,8 +5,7 @@ Apart from answers out of headers; here being sure comes before being complete, 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final

@@ -63,7 +63,11 @@ def test_a_replay_is_identical_and_touches_nothing_of_the_world(finished: tuple[
     def forbidden(*_: Any, **__: Any) -> Any:
         raise AssertionError("replay touched the world")
 
-    for module, names in ((socket, ("socket", "create_connection")), (time, ("time", "time_ns", "monotonic", "monotonic_ns", "sleep")), (random, ("random", "randint"))):
+    for module, names in (
+        (socket, ("socket", "create_connection")),
+        (time, ("time", "time_ns", "monotonic", "monotonic_ns", "sleep")),
+        (random, ("random", "randint")),
+    ):
         for name in names:
             monkeypatch.setattr(module, name, forbidden)
     monkeypatch.setattr(builtins, "open", forbidden)
