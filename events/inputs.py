@@ -22,13 +22,20 @@ class RunStarted(FactBase, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunContinued(FactBase, frozen=True, kw_only=True, omit_defaults=True):
-    """A run was begun whose history begins with that of an ended one; `head` is the parent's digest at `at`."""
+    """A run was begun whose history begins with that of an ended one; `head` is the parent's digest at `at`.
+
+    What decisions need of that history is here: the digest and size of its transcript, and the documents that were read.
+    """
 
     TAG, INPUT = "run_continued", True
     parent: RunId
     at: int
     head: Digest
+    goal: str
     message: str = ""
+    transcript: Digest
+    size: int
+    sources: tuple[str, ...] = ()
     setup: Setup
 
 
@@ -191,13 +198,13 @@ class ToolFailed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
 
 class DoubtResolved(FactBase, frozen=True, kw_only=True, omit_defaults=True):
-    """A call in doubt was settled: it happened (with what result), it did not, or the model is told."""
+    """A call in doubt was settled: it happened (with what result), it did not, or the model is told. `unknown` is the tool's own word that it cannot tell."""
 
     TAG, INPUT, OUTSIDE = "doubt_resolved", True, True
     call: CallId
-    verdict: Literal["happened", "did_not_happen", "tell_model"]
+    verdict: Literal["happened", "did_not_happen", "tell_model", "unknown"]
     result: Any = None
-    by: Literal["human", "reconcile", "policy"] = "human"
+    by: Literal["human", "reconcile"] = "human"
     who: str = ""
     command_id: str = ""
 

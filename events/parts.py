@@ -116,6 +116,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     repeatable: bool = False
     retries: int = 0
     timeout_s: Seconds | None = None
+    concurrent: bool = False
+    reconcilable: bool = False
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

@@ -40,6 +40,10 @@ class Call(_Struct, frozen=True, kw_only=True):
     expires_at: int | None = None
     since: int = 0
     grant: Digest | None = None
+    reconciled: bool = False
+    """Whether the tool was asked what became of it, and could not tell."""
+    superseded_by: str = ""
+    """Who allowed it with other arguments."""
     started: f.ToolStarted | None = None
     """The latest attempt."""
     failed: f.ToolFailed | None = None
@@ -56,6 +60,11 @@ class Call(_Struct, frozen=True, kw_only=True):
     @property
     def open(self) -> bool:
         return self.phase != "closed"
+
+    @property
+    def to_reconcile(self) -> bool:
+        """Whether its tool is to be asked what became of it."""
+        return self.phase == "doubt" and self.check is not None and self.check.reconcilable and not self.reconciled
 
 
 class Turn(_Struct, frozen=True, kw_only=True):
@@ -198,8 +207,8 @@ class Run(_Struct, frozen=True, kw_only=True):
         """Whether only a human can move the run."""
         if self.state != "executing_tools" or self.cancel is not None:
             return False
-        phases = {call.phase for call in self.calls}
-        return bool(phases & {"waiting", "doubt"}) and not phases & {"accepted", "ready", "started", "unknown", "failed", "retrying"}
+        open_calls = [call for call in self.calls if call.open]
+        return bool(open_calls) and all(call.phase in ("waiting", "doubt") and not call.to_reconcile for call in open_calls)
 
     @property
     def calls(self) -> tuple[Call, ...]:
