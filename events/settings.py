@@ -39,7 +39,7 @@ class Policy:
     cycle_lengths: tuple[int, ...] = (1, 2, 3)
     cycle_repeats: int = 3
     on_refusal: Literal["stop", "observe"] = "stop"
-    on_doubt: Literal["ask", "tell_model"] = "ask"
+    on_doubt: Literal["tell_model", "ask"] = "tell_model"
     on_taint: Literal["ask", "allow", "deny", "hide"] = "ask"
     parallel_tools: int = 4
     approval_expiry_s: Seconds | None = None

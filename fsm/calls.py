@@ -98,7 +98,6 @@ def executing(run: Run, stamp: Stamp) -> f.Derived | None:
         settled = _settle(run, call, stamp)
         if settled is not None:
             return settled
-    busy = any(call.phase == "started" for call in run.calls)
     closing = _closing(run, stamp)
     for call in run.calls:
         if call.phase in ("closed", "started"):
@@ -107,14 +106,19 @@ def executing(run: Run, stamp: Stamp) -> f.Derived | None:
             return f.ToolClosed(call=call.id, kind=closing[0], message=closing[1])
         if call.phase == "accepted" and (asked := _ask(run, call, stamp)) is not None:
             return asked
-    if busy:
-        return None
-    ready = next((call for call in run.calls if call.phase in ("accepted", "ready", "retrying")), None)
+    ready = next((call for call in run.calls if call.phase in ("accepted", "ready", "retrying", "unknown")), None)
     if ready is not None:
-        return start(run, ready)
+        return start(run, ready) if _has_room(run, ready) else None
     if any(call.open for call in run.calls):
         return None
     return f.ToolResultsInjected(calls=tuple(call.id for call in run.calls))
+
+
+def _has_room(run: Run, ready: Call) -> bool:
+    """Whether a call may start beside those that run: calls that declare it may overlap, up to `parallel_tools`; any other runs alone, in its place."""
+    running = [call for call in run.calls if call.phase == "started"]
+    overlap = all(call.check is not None and call.check.concurrent for call in (*running, ready))
+    return not running or (overlap and len(running) < run.policy.parallel_tools)
 
 
 def _settle(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
@@ -125,9 +129,9 @@ def _settle(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
     match call.phase:
         case "failed":
             return _failed(run, call, stamp)
-        case "unknown":
-            return _unknown(run, call, stamp)
-        case "doubt":
+        case "unknown" if call.check is not None and call.check.effect == "side_effect":
+            return f.ToolInDoubt(call=call.id, message="the process that ran it is gone, and its outcome is unknown")
+        case "doubt" if _closing(run, stamp) is not None or (run.policy.on_doubt == "tell_model" and not call.to_reconcile):
             return f.ToolClosed(call=call.id, kind="in_doubt", message=DOUBT)
         case "waiting" if call.expires_at is not None and call.expires_at <= stamp.at:
             return f.ApprovalExpired(call=call.id)
@@ -148,16 +152,6 @@ def _failed(run: Run, call: Call, stamp: Stamp) -> f.Derived:
         delay_us = tool_delay(run, call.id, call.attempt)
         return f.RetryScheduled(call=call.id, attempt=call.attempt + 1, delay_us=delay_us, because=failed.message)
     return f.ToolClosed(call=call.id, kind=failed.kind, message=failed.message)
-
-
-def _unknown(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
-    """A call that was started by a driver that is gone: run again under the same key where that is harmless, else in doubt."""
-    assert call.check is not None
-    if call.check.effect == "side_effect":
-        return f.ToolInDoubt(call=call.id, message="the process that ran it is gone, and its outcome is unknown")
-    if _closing(run, stamp) is not None or any(other.phase == "started" for other in run.calls):
-        return None
-    return f.ToolStarted(call=call.id, attempt=call.attempt, key=key(run, call))
 
 
 def _closing(run: Run, stamp: Stamp) -> tuple[Kind, str] | None:
@@ -185,9 +179,10 @@ def _ask(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
 
 
 def start(run: Run, call: Call) -> f.ToolStarted:
-    """The intent to run a call: its next attempt, after its delay."""
+    """The intent to run a call: its next attempt, after its delay; one that a vanished driver had begun is begun again, under the same key."""
     delay_us = call.delay_us if call.phase == "retrying" else 0
-    return f.ToolStarted(call=call.id, attempt=call.attempt + 1, key=key(run, call), delay_us=delay_us)
+    attempt = call.attempt if call.phase == "unknown" else call.attempt + 1
+    return f.ToolStarted(call=call.id, attempt=attempt, key=key(run, call), delay_us=delay_us)
 
 
 def key(run: Run, call: Call) -> str:

@@ -37,10 +37,15 @@ def decide(run: Run, inputs: Sequence[f.Input], stamp: Stamp) -> Batch:
     cursor = Cursor(run, stamp)
     for fact in inputs:
         fire(cursor, fact)
-    if not all(fact.OUTSIDE for fact in inputs):
+    if not all(map(_from_outside, inputs)):
         while (follows := follow(cursor.run, stamp)) is not None:
             fire(cursor, follows)
     return Batch(edges=tuple(cursor.edges), runs=tuple(cursor.runs), run=cursor.run, stamp=stamp)
+
+
+def _from_outside(fact: f.Input) -> bool:
+    """Not what a tool said of its own call when the driver asked."""
+    return fact.OUTSIDE and not (isinstance(fact, f.DoubtResolved) and fact.by == "reconcile")
 
 
 def follow(run: Run, stamp: Stamp) -> f.Derived | None:

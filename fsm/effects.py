@@ -27,7 +27,19 @@ class RunTool(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delay_us: int
 
 
-def pending(run: Run) -> tuple[AskModel | RunTool, ...]:
+class Reconcile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Ask the tool of a call in doubt what became of it."""
+
+    call: CallId
+    name: str
+    key: str
+    delay_us: int = 0
+
+
+Effect = AskModel | RunTool | Reconcile
+
+
+def pending(run: Run) -> tuple[Effect, ...]:
     """The effects that are open, in order; none where the run has ended, waits for a human, or is driven by nobody."""
     if run.driver is None:
         return ()
@@ -36,14 +48,16 @@ def pending(run: Run) -> tuple[AskModel | RunTool, ...]:
         assert asked is not None
         return (AskModel(number=asked.number, estimated_input_tokens=asked.estimated_input_tokens, delay_us=asked.delay_us),)
     if run.state == "executing_tools":
-        return tuple(_running(call) for call in run.calls if call.phase == "started")
+        return tuple(_open_effect(call) for call in run.calls if call.phase == "started" or call.to_reconcile)
     return ()
 
 
-def _running(call: Call) -> RunTool:
+def _open_effect(call: Call) -> RunTool | Reconcile:
     started, check = call.started, call.check
     assert started is not None
     assert check is not None
+    if call.phase == "doubt":
+        return Reconcile(call=call.id, name=call.name, key=started.key)
     return RunTool(
         call=call.id,
         name=call.name,

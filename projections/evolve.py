@@ -5,6 +5,8 @@ The one place where state changes; deciding, checking a log and showing one all 
 
 from typing import Any, assert_never
 
+from msgspec.json import decode
+
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
@@ -78,7 +80,7 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
         case f.ClarificationReceived():
             return _close(run, fact.call, "success", fact.text)
         case f.CallSuperseded():
-            return _update(run, fact.call, phase="ready", check=fact.check, grant=fact.check.digest)
+            return _update(run, fact.call, phase="ready", check=fact.check, grant=fact.check.digest, superseded_by=fact.who)
         case f.ToolInDoubt():
             return _update(run, fact.call, phase="doubt", performed="unknown", because=fact.message, since=at)
         case f.DoubtResolved():
@@ -90,7 +92,7 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
         case f.RunStarted():
             return _begun(replace(run, goal=fact.goal, fresh=(user(fact.goal),)), fact.setup, at)
         case f.RunContinued():
-            return _begun(replace(run, parent=fact.parent, unheard=(fact.message,) if fact.message else ()), fact.setup, at)
+            return _continued(run, fact, at)
         case f.RunForked():
             return replace(run, parent=fact.parent)
         case f.DriverAttached():
@@ -113,6 +115,20 @@ def _begun(run: Run, setup: f.Setup, at: int) -> Run:
     """Instructions and tools are the first bytes of every request: their digest and size are where the prefix begins."""
     first = encode((setup.instructions, setup.tools))
     return replace(run, setup=setup, started_at=at, prefix=digest_of(first), size=len(first))
+
+
+def _continued(run: Run, fact: f.RunContinued, at: int) -> Run:
+    """The parent's transcript is a part of the prefix; budgets, counts and decisions begin anew."""
+    begun = _begun(replace(run, parent=fact.parent, goal=fact.goal), fact.setup, at)
+    sources = begun.sources
+    for source in fact.sources:
+        sources = sources.add(source, 0)
+    said = {"unheard": (fact.message,)} if fact.message else {"fresh": (told(GO_ON),)}
+    return replace(begun, prefix=signature_of([begun.prefix, fact.transcript]), size=begun.size + fact.size, sources=sources, **said)
+
+
+GO_ON = "Go on with the task."
+"""What a continuation without a message tells the model: no request ends with what the model itself said."""
 
 
 # -- the request and the response
@@ -267,6 +283,8 @@ def _resolved(run: Run, fact: f.DoubtResolved) -> Run:
             return _update(run, fact.call, phase="ready", performed="no")
         case "tell_model":
             return _close(run, fact.call, "in_doubt", failure("in_doubt", DOUBT))
+        case "unknown":
+            return _update(run, fact.call, reconciled=True)
 
 
 DOUBT = "It is not known whether this action took place: do not repeat it, look whether it did."
@@ -292,6 +310,8 @@ def _shown(call: Call) -> tuple[MessageCall, Message]:
         if isinstance(content, dict):
             content = {**content, "sent": quoted(text)}
         text = "{}"
+    if call.superseded_by and call.check is not None:
+        content = {"arguments_changed_by": call.superseded_by, "arguments": decode(call.check.arguments), "result": content}
     said = MessageCall(id=call.id, name=call.name, arguments_text=text, provider_id=call.proposed.provider_id)
     return said, Message(role="tool", call_id=call.id, name=call.name, kind=call.kind or "", content=content, source_ids=call.source_ids)
 

@@ -13,8 +13,9 @@ from refold.fsm.guards import ASK_USER
 from refold.fsm.revisions import ENGINE
 from refold.projections.run import Run
 from refold.runtime import consults as c, models, ports as p
-from refold.runtime.driver import Cast, Driver
-from refold.runtime.journal import Journal
+from refold.runtime.driver import Driver
+from refold.runtime.journal import Journal, continuation
+from refold.runtime.performing import Cast
 from refold.runtime.result import Result, result_of
 from refold.runtime.settings import Budgets, Policy, recorded_as
 from refold.runtime.store import Store
@@ -29,6 +30,10 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
 
     cursor: tuple[int, int]
     what: Shown
+
+
+class NotEnded(ValueError):
+    """Only a run that has ended can be continued."""
 
 
 _GOING_ON: Final[set["asyncio.Task[Result]"]] = set()
@@ -93,6 +98,25 @@ class Agent:
         driver = Driver(journal, self._cast(self._model(journal.run.begun), heard, journal.run.begun))
         await driver.drive()
         return result_of(store, journal.run, lost=driver.lost)
+
+    async def continue_run(
+        self, run_id: str, message: str = "", *, store: Store, new_id: str | None = None, heard: Callable[[Shown], None] | None = None, own_loop: bool = False
+    ) -> Result:
+        """Begin a run whose history is that of an ended one, with fresh budgets; `message` is what the user says now. Raises NotEnded, ValueError, RunExists."""
+        parent = Journal(store.log, run_id).load().run
+        if parent.state != "done":
+            raise NotEnded(f"run {run_id} has not ended ({parent.status}): resume it, or say something to it")
+        ids = p.RandomIds()
+        journal = Journal(store.log, checked_id(new_id) if new_id is not None else ids.run_id(), heard=heard, own_loop=own_loop)
+        model = self._model(parent.begun)
+        said = checked_goal(message) if message else ""
+        driver = Driver(journal, self._cast(model, heard))
+        await driver.drive((continuation(store.log, parent, said, self.declared(seed=ids.seed(), model=model)),))
+        return result_of(store, journal.run, lost=driver.lost)
+
+    def continue_run_sync(self, run_id: str, message: str = "", *, store: Store, new_id: str | None = None) -> Result:
+        """`continue_run` for scripts. Raises RuntimeError inside a running event loop."""
+        return _outside_loop("continue_run", lambda: self.continue_run(run_id, message, store=store, new_id=new_id, own_loop=True))
 
     def run_sync(self, goal: str, *, store: Store, run_id: str | None = None) -> Result:
         """`run` for scripts. Raises RuntimeError inside a running event loop."""

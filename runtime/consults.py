@@ -39,9 +39,10 @@ class Consults:
 
     def calls(self, output: f.ModelOutput) -> f.CallsChecked:
         """One check for each call, in call order."""
-        return f.CallsChecked(checks=tuple(self._call(call) for call in output.calls))
+        return f.CallsChecked(checks=tuple(self.check(call) for call in output.calls))
 
-    def _call(self, call: f.ProposedCall) -> f.Check:
+    def check(self, call: f.ProposedCall) -> f.Check:
+        """Name, arguments and policy of one call, the first that fails."""
         tool = self.asks if call.name == ASK_USER and self.asks is not None else self.tools.get(call.name)
         raw = signature_of([call.name, "as written", call.arguments_text])
         if tool is None:
@@ -78,6 +79,8 @@ class Consults:
             digest=approval_digest(signature, tool) if needed else None,
             key=whole(key),
             repeatable=tool.repeatable,
+            concurrent=tool.concurrent,
+            reconcilable=tool.reconcile is not None,
             retries=tool.retries if tool.retries is not None else self.policy_retries,
             timeout_s=tool.timeout_s if tool.timeout_s is not None else self.tool_timeout_s,
         )

@@ -12,15 +12,16 @@ from concurrent.futures import Future
 from typing import Final
 
 from refold.events import facts as f
+from refold.events.chain import digest_of
 from refold.events.codec import Record, Stamp, read, write
 from refold.events.payloads import Load
 from refold.events.storage import Conflict, Log, Row, StoreUnavailable
 from refold.events.words import Digest, RunId
 from refold.fsm.decide import Batch, decide
 from refold.fsm.machine import empty, step
-from refold.projections.messages import Message
+from refold.projections.messages import Message, encode
 from refold.projections.run import Run, replace
-from refold.projections.transcript import said
+from refold.projections.transcript import said, waiting
 from refold.runtime.ports import Clock, SystemClock
 from refold.runtime.text import whole
 
@@ -141,10 +142,54 @@ class Journal:
             self._fold(record, replace(after, head=record.digest))
 
     def _fold(self, record: Record, after: Run) -> None:
+        if isinstance(record.fact, f.RunContinued):
+            self.messages += inherited(self.log, record.fact)
         self.messages += said(self.run, record.fact, after)
         self.run = after
         if self.heard is not None:
             self.heard(record)
+
+
+class OtherHistory(Exception):
+    """The run that a continuation goes on from is not in the store, or is not as it was then."""
+
+
+def transcript_of(log: Log, run_id: str) -> tuple[Message, ...]:
+    """Everything a run said and saw, what its parent did included. Raises UnknownRun."""
+    journal = Journal(log, run_id).load()
+    return (*journal.messages, *waiting(journal.run))
+
+
+def inherited(log: Log, begun: f.RunContinued) -> tuple[Message, ...]:
+    """The transcript that a continuation begins with, as it was then. Raises OtherHistory."""
+    try:
+        messages = transcript_of(log, begun.parent)
+    except UnknownRun as error:
+        raise OtherHistory(f"the run goes on from {begun.parent}, which is not in this store: import it first") from error
+    if digest_of_transcript(messages) != begun.transcript:
+        raise OtherHistory(f"the run goes on from {begun.parent}, which is not what it was then")
+    return messages
+
+
+def digest_of_transcript(messages: Sequence[Message]) -> Digest:
+    """The digest of messages in order."""
+    return digest_of(b"".join(encode(message) for message in messages))
+
+
+def continuation(log: Log, parent: Run, message: str, setup: f.Setup) -> f.RunContinued:
+    """The fact with which a run begins whose history is that of an ended one."""
+    messages = transcript_of(log, parent.id)
+    return f.RunContinued(
+        parent=parent.id,
+        at=parent.position,
+        head=parent.head,
+        goal=message or parent.goal,
+        message=message,
+        transcript=digest_of_transcript(messages),
+        size=sum(len(encode(said)) for said in messages),
+        sources=tuple(parent.sources.keys()),
+        setup=setup,
+    )
 
 
 def stamp(clock: Clock, run: Run) -> Stamp:

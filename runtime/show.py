@@ -15,6 +15,7 @@ from refold.projections.messages import Message
 from refold.projections.run import Run
 from refold.projections.transcript import said, waiting
 from refold.projections.view import answer_of, citations_of, message_json, pending_of, usage_of
+from refold.runtime.journal import OtherHistory, inherited
 from refold.runtime.store import Store
 
 
@@ -28,16 +29,26 @@ def show(store: Store, run_id: str, at: int | None = None) -> dict[str, Any]:
     if at is not None and (at < 1 or not records or records[-1].position != at):
         last = list(store.read(run_id))[-1].position
         raise NoSuchPosition(f"run {run_id} has no position {at}: it has 1 to {last}")
-    return View(records).as_json()
+    return View(records, inherited_if_there(store, records[0].fact)).as_json()
+
+
+def inherited_if_there(store: Store, fact: f.Fact) -> tuple[Message, ...]:
+    """What a continuation begins with; nothing where its parent is not in the store, which takes nothing from what it said itself."""
+    if not isinstance(fact, f.RunContinued):
+        return ()
+    try:
+        return inherited(store.log, fact)
+    except OtherHistory:
+        return ()
 
 
 class View:
     """A run with what it said and saw, folded once from its records."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[Record], inherited: Sequence[Message] = ()) -> None:
         self.records = records
         self.run = empty(records[0].run)
-        self.messages: list[Message] = []
+        self.messages: list[Message] = list(inherited)
         self.observations: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
         self._arguments: dict[str, Any] = {}

@@ -7,15 +7,22 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record, read
 from refold.events.log import open_log
 from refold.events.storage import Log
 from refold.events.words import RunId
-from refold.projections.run import Call, Run
+from refold.projections.run import Call, Run, replace
+from refold.runtime.consults import Consults
 from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader
 from refold.runtime.text import visible, whole
+from refold.runtime.values import to_json
+
+Verdict = Literal["happened", "did_not_happen", "tell_model"]
 
 
 class NotAsked(LookupError):
@@ -52,7 +59,7 @@ class Store:
         """All run ids, in the order started."""
         return self.log.runs()
 
-    def resolve(self, name: str) -> RunId:
+    def find(self, name: str) -> RunId:
         """The run that an id, a unique prefix or `last` names. Raises UnknownRun or Ambiguous."""
         if name == "last":
             runs = self.log.runs()
@@ -89,20 +96,46 @@ class Store:
         """Answer a question. Gives the call as it was."""
         return await asyncio.to_thread(self.answer_sync, run_id, text, call=call, who=who, command_id=command_id)
 
-    def approve_sync(self, run_id: str, call: str | None = None, *, digest: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
-        """Allow a call, once, for exactly the arguments that were shown; `digest` insists on what was seen."""
+    def approve_sync(
+        self,
+        run_id: str,
+        call: str | None = None,
+        *,
+        digest: str | None = None,
+        arguments: str | None = None,
+        consults: Consults | None = None,
+        who: str = USER,
+        command_id: str | None = None,
+    ) -> Call:
+        """Allow a call, once, for exactly the arguments that were shown; `digest` insists on what was seen.
 
-        def granted(run: Run, asked: Call) -> f.ApprovalGranted:
+        With `arguments` (JSON) the call runs with those instead, once the agent's code (`consults`) has checked them, and the model is told who changed them.
+        Raises ValueError for arguments that do not pass.
+        """
+
+        def granted(run: Run, asked: Call) -> f.ApprovalGranted | f.CallSuperseded:
             assert asked.approval is not None
             if digest is not None and digest != asked.approval:
                 raise NotAsked(f"call {asked.id} of run {run.id} is not what the digest stands for any more")
+            if arguments is not None:
+                return superseded(asked, arguments, consults, who=who, command_id=_id(command_id))
             return f.ApprovalGranted(call=asked.id, digest=asked.approval, who=who, command_id=_id(command_id))
 
         return self._decide(run_id, call, "approval", granted, command_id)
 
-    async def approve(self, run_id: str, call: str | None = None, *, digest: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
-        """Allow a call, once, for exactly the arguments that were shown; `digest` insists on what was seen."""
-        return await asyncio.to_thread(self.approve_sync, run_id, call, digest=digest, who=who, command_id=command_id)
+    async def approve(
+        self,
+        run_id: str,
+        call: str | None = None,
+        *,
+        digest: str | None = None,
+        arguments: str | None = None,
+        consults: Consults | None = None,
+        who: str = USER,
+        command_id: str | None = None,
+    ) -> Call:
+        """Allow a call, as `approve_sync` does."""
+        return await asyncio.to_thread(self.approve_sync, run_id, call, digest=digest, arguments=arguments, consults=consults, who=who, command_id=command_id)
 
     def deny_sync(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
         """Refuse a call and say why; wins over an approval that was not used yet."""
@@ -113,6 +146,25 @@ class Store:
     async def deny(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
         """Refuse a call and say why; wins over an approval that was not used yet."""
         return await asyncio.to_thread(self.deny_sync, run_id, call, reason=reason, who=who, command_id=command_id)
+
+    def resolve_sync(
+        self, run_id: str, call: str | None = None, *, verdict: Verdict, result: Any = None, who: str = USER, command_id: str | None = None
+    ) -> Call:
+        """Settle a call in doubt: it happened (with what result), it did not, or the model is told."""
+        stored = msgspec.json.decode(to_json(result))
+        return self._decide(
+            run_id,
+            call,
+            "doubt",
+            lambda _, asked: f.DoubtResolved(call=asked.id, verdict=verdict, result=stored, who=who, command_id=_id(command_id)),
+            command_id,
+        )
+
+    async def resolve(
+        self, run_id: str, call: str | None = None, *, verdict: Verdict, result: Any = None, who: str = USER, command_id: str | None = None
+    ) -> Call:
+        """Settle a call in doubt, as `resolve_sync` does."""
+        return await asyncio.to_thread(self.resolve_sync, run_id, call, verdict=verdict, result=result, who=who, command_id=command_id)
 
     def say_sync(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
         """A message that the next request shows, behind the results. Raises ValueError for one that shows nothing."""
@@ -164,7 +216,7 @@ class Store:
 def asked(run: Run, name: str | None, kind: str) -> Call:
     """The call that a human's word is about. Raises NotAsked or Ambiguous."""
     open_calls = [call for call in run.calls if _fits(call, kind)]
-    word = "approval" if kind == "denial" else kind
+    word = {"denial": "approval", "doubt": "word on what became of it"}.get(kind, kind)
     if name is not None:
         found = next((call for call in open_calls if call.id == name), None)
         if found is None:
@@ -194,9 +246,21 @@ def _an(word: str) -> str:
 def _fits(call: Call, kind: str) -> bool:
     if kind == "question":
         return call.phase == "waiting" and call.approval is None
+    if kind == "doubt":
+        return call.phase == "doubt"
     if kind == "denial":
         return call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))
     return call.phase == "waiting" and call.approval is not None
+
+
+def superseded(asked: Call, arguments: str, consults: Consults | None, *, who: str, command_id: str) -> f.CallSuperseded:
+    """A call with other arguments, once the agent's code has checked them. Raises ValueError where they do not pass, or where there is no code to ask."""
+    if consults is None:
+        raise ValueError("other arguments must be checked by the agent's code: name the agent")
+    check = consults.check(replace(asked.proposed, arguments_text=arguments))
+    if check.kind != "success":
+        raise ValueError(f"call {asked.id} cannot run with these arguments: {check.message}")
+    return f.CallSuperseded(call=asked.id, check=check, who=who, command_id=command_id)
 
 
 def attach(run: Run) -> f.DriverAttached:

@@ -250,7 +250,10 @@ def _strangers(run: Run) -> list[f.Input]:
         f.AnswerChecked(),
     ]
     if run.position:
-        candidates += [f.RunStarted(goal="again", setup=run.begun), f.RunContinued(parent=run.id, at=1, head=run.head, setup=run.begun)]
+        candidates += [
+            f.RunStarted(goal="again", setup=run.begun),
+            f.RunContinued(parent=run.id, at=1, head=run.head, goal="again", transcript=run.head, size=0, setup=run.begun),
+        ]
     if run.state != "done":
         candidates += [f.Sealed(algorithm="", key="", signature=""), f.Erased(who="nobody")]
     if run.asked != "yes":

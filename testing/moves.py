@@ -202,7 +202,16 @@ def _start(it: Choice) -> Sequence[f.Input]:
 
 
 def _continue(it: Choice) -> Sequence[f.Input]:
-    begin = f.RunContinued(parent=RunId("parent"), at=7, head=Digest("-" * 43), message=it.draw(st.sampled_from(("", "go on"))), setup=_setup(it))
+    begin = f.RunContinued(
+        parent=RunId("parent"),
+        at=7,
+        head=Digest("-" * 43),
+        goal="go on",
+        transcript=Digest("+" * 43),
+        size=it.draw(st.integers(0, 9_999)),
+        message=it.draw(st.sampled_from(("", "go on"))),
+        setup=_setup(it),
+    )
     return (begin, _attach(it.run)) if it.draw(st.booleans()) else (begin,)
 
 

@@ -112,7 +112,7 @@ def verify(options: o.Verify) -> int:
 def export(options: o.Export) -> int:
     """A run as JSON Lines on standard output."""
     with opened(options) as store:
-        for line in transfer.export_lines(store, store.resolve(options.run)):
+        for line in transfer.export_lines(store, store.find(options.run)):
             if not output.raw(line):
                 break
     return COMPLETED
@@ -150,7 +150,7 @@ def _is_file(name: str) -> bool:
 
 
 def _chosen(store: Store, names: Sequence[str], every: bool) -> list[str]:
-    return list(dict.fromkeys([*(store.resolve(name) for name in names), *(store.runs() if every else ())]))
+    return list(dict.fromkeys([*(store.find(name) for name in names), *(store.runs() if every else ())]))
 
 
 def _some(names: Sequence[str], every: bool, command: str) -> None:

@@ -18,7 +18,7 @@ def diagram(options: o.Diagram) -> int:
     if options.runs:
         with opened(options) as store:
             for name in options.runs:
-                for row in store.log.scan(store.resolve(name)):
+                for row in store.log.scan(store.find(name)):
                     line = read_line(row.state)
                     visits[line.source, line.type, line.target] += 1
                     current = line.target

@@ -23,7 +23,7 @@ def answer(options: o.Answer) -> int:
     """Answer a question."""
     text = _said(text_of(options.text, "the answer"), "answer")
     with opened(options) as store:
-        run_id = store.resolve(options.run)
+        run_id = store.find(options.run)
         call = _named(lambda: store.answer_sync(run_id, text, call=options.call), options, store, run_id, "answer RUN --call CALL TEXT")
         return _taken(options, store, run_id, [_told(run_id, "answered", call, {"question": call.question, "answer": text})])
 
@@ -32,7 +32,7 @@ def approve(options: o.Approve) -> int:
     """Allow one call, or all that wait."""
     call_id = _one_name(options)
     with opened(options) as store:
-        run_id = store.resolve(options.run)
+        run_id = store.find(options.run)
         if options.all:
             calls = [store.approve_sync(run_id, name, digest=options.digest) for name in _open(store, run_id)]
         else:
@@ -47,7 +47,7 @@ def deny(options: o.Deny) -> int:
     reason = _said(text_of(options.reason, "the reason"), "reason")
     call_id = _one_name(options)
     with opened(options) as store:
-        run_id = store.resolve(options.run)
+        run_id = store.find(options.run)
         if options.all:
             calls = [store.deny_sync(run_id, name, reason=reason) for name in _open(store, run_id)]
         else:
@@ -59,7 +59,7 @@ def say(options: o.Say) -> int:
     """A message for the next turn."""
     text = _said(text_of(options.text, "the message"), "message")
     with opened(options) as store:
-        run_id = store.resolve(options.run)
+        run_id = store.find(options.run)
         store.say_sync(run_id, text)
     if options.json:
         output.document({"run_id": run_id, "said": text})
@@ -71,7 +71,7 @@ def say(options: o.Say) -> int:
 def cancel(options: o.Cancel) -> int:
     """End a run and wait until it has ended."""
     with opened(options) as store:
-        run_id = store.resolve(options.run)
+        run_id = store.find(options.run)
         store.cancel_sync(run_id, options.reason)
         status = _ended(store, run_id, CANCEL_WAIT_S if not options.no_wait else 0)
     if status is None and not options.no_wait:

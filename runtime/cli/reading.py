@@ -28,7 +28,7 @@ def show(options: o.Show) -> int:
     from refold.runtime.show import show as shown
 
     with opened(options) as store:
-        run_id = store.resolve(options.run)
+        run_id = store.find(options.run)
         if options.prompt:
             return _prompt(options, store, run_id)
         view = shown(store, run_id, options.at)
@@ -69,7 +69,7 @@ def log(options: o.Log) -> int:
     """The records of a run, as stored or in words."""
     types = _types(options.types)
     with opened(options) as store:
-        run_id = store.resolve(options.run)
+        run_id = store.find(options.run)
         page, after = Page(), 0
         while True:
             seen = store.log.changed()

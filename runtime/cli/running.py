@@ -48,7 +48,7 @@ def run(options: o.Run) -> int:
 def resume(options: o.Resume) -> int:
     """Drive a run on."""
     with opened(options) as store:
-        return drive_on(options, store, store.resolve(options.run))
+        return drive_on(options, store, store.find(options.run))
 
 
 def drive_on(options: o.Driving, store: Store, run_id: RunId) -> int:

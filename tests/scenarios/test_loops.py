@@ -106,7 +106,16 @@ def test_B076_a_continuation_counts_afresh():
     ended.start()
     setup = ended.run.begun
     played.tell(
-        f.RunContinued(parent=ended.id, at=ended.run.position, head=ended.run.head, message="try another way", setup=setup),
+        f.RunContinued(
+            parent=ended.id,
+            at=ended.run.position,
+            head=ended.run.head,
+            goal="try another way",
+            message="try another way",
+            transcript=ended.run.head,
+            size=10,
+            setup=setup,
+        ),
         f.DriverAttached(epoch=1, who="w", host="h"),
     )
     # when the model makes the same call once more

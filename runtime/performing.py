@@ -1,0 +1,201 @@
+"""Performs one effect and gives the input facts that it came to: a request, a call of a tool, a question to a tool about a call in doubt.
+
+Apart from the driver, which only knows that effects end in facts; everything that touches model and tools is here.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import msgspec
+
+from refold.events import facts as f
+from refold.events.words import Reason
+from refold.fsm import limits
+from refold.fsm.effects import AskModel, Effect, Reconcile, RunTool
+from refold.projections.evidence import cited
+from refold.projections.run import Run
+from refold.runtime import handlers, ports as p
+from refold.runtime.asking import Allowance, ask
+from refold.runtime.consults import Consults
+from refold.runtime.journal import Journal
+from refold.runtime.requests import request_of
+from refold.runtime.tools import Tool, ToolContext
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who plays in a run: the model, the agent's code, a clock, and somebody to show parts to."""
+
+    model: p.Model
+    consults: Consults
+    clock: p.Clock
+    show: Callable[[p.Part], None]
+
+
+class Performer:
+    """Performs the effects of one run; once `stop` is done each comes to its end."""
+
+    def __init__(self, journal: Journal, cast: Cast, stop: "asyncio.Future[None]") -> None:
+        self.journal, self.cast, self._stop = journal, cast, stop
+
+    async def perform(self, effect: Effect) -> Sequence[f.Input]:
+        """The facts that an effect came to. Raises only the cancellation of its own task."""
+        if effect.delay_us:
+            await asyncio.wait({self._stop}, timeout=effect.delay_us / 1_000_000)
+        match effect:
+            case AskModel():
+                return await self._ask(effect)
+            case RunTool():
+                return (await self._run_tool(effect),)
+            case Reconcile():
+                return (await self._reconcile(effect),)
+            case _:
+                assert_never(effect)
+
+    async def _ask(self, effect: AskModel) -> Sequence[f.Input]:
+        run = self.journal.run
+        request = request_of(run, self.journal.messages)
+        seconds, limit = time_left(run, self.cast.clock)
+        tokens = run.budgets.max_tokens
+        allowance = Allowance(seconds, limit, run.policy.model_idle_timeout_s, None if tokens is None else tokens - run.spent.tokens)
+        answered = await ask(self.cast.model, request, effect.estimated_input_tokens, allowance, self.cast.clock, self.cast.show, self._stop)
+        if isinstance(answered, f.ToolCallsRequested):
+            return answered, self.cast.consults.calls(answered)
+        if isinstance(answered, f.FinalProposed):
+            return answered, self.cast.consults.answer(self.journal.run, answered, cited(self.journal.run, answered))
+        return (answered,)
+
+    async def _run_tool(self, effect: RunTool) -> f.ToolSucceeded | f.ToolFailed:
+        run, clock = self.journal.run, self.cast.clock
+        tool = self.cast.consults.tools.get(effect.name)
+        if tool is None:
+            return _missing(effect)
+        left_s, _ = time_left(run, clock)
+        timeout_s = min((seconds for seconds in (effect.timeout_s, left_s) if seconds is not None), default=None)
+        late = _Late(self.journal, effect)
+        began = clock.monotonic_us()
+        outcome = await self._handled(tool, effect.arguments, _context(run, effect), timeout_s, late)
+        elapsed_us = clock.monotonic_us() - began
+        if isinstance(outcome, handlers.Failed) and outcome.kind == "timeout" and timeout_s is not None:
+            elapsed_us = max(elapsed_us, round(timeout_s * 1_000_000))
+        return _outcome(effect, outcome, elapsed_us)
+
+    async def _handled(self, tool: Tool, arguments: str, ctx: ToolContext, timeout_s: float | None, late: "_Late") -> handlers.Succeeded | handlers.Failed:
+        """Run a handler until it ends or the run is to end."""
+        policy = self.journal.run.policy
+        performing = asyncio.get_running_loop().create_task(
+            handlers.perform(
+                tool,
+                arguments,
+                ctx,
+                timeout_s=timeout_s,
+                max_result_bytes=policy.max_result_bytes,
+                max_stuck_threads=policy.max_stuck_threads,
+                on_late=late.hear,
+            )
+        )
+        either: set[asyncio.Future[Any]] = {performing, self._stop}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not performing.done():
+                performing.cancel()
+                await asyncio.wait({performing})
+        outcome = late.when_cancelled() if performing.cancelled() else performing.result()
+        late.note()
+        return outcome
+
+    async def _reconcile(self, effect: Reconcile) -> f.DoubtResolved:
+        """Ask the tool what became of a call: a value is the result it had, NotPerformed says that nothing happened, None or any error that it cannot tell."""
+        run = self.journal.run
+        tool = self.cast.consults.tools.get(effect.name)
+        if tool is None or tool.reconcile is None:
+            return f.DoubtResolved(call=effect.call, verdict="unknown", by="reconcile", who=effect.name)
+        reconcile = tool.reconcile
+        asking = Tool(name=tool.name, description="", schema={"type": "object"}, handler=lambda _arguments, _ctx: reconcile(effect.key), effect="read")
+        ctx = ToolContext(run_id=run.id, turn=run.turn, call_id=effect.call, attempt=1, idempotency_key=effect.key)
+        timeout_s = tool.timeout_s if tool.timeout_s is not None else run.policy.tool_timeout_s
+        outcome = await self._handled(asking, "{}", ctx, timeout_s, _Late(self.journal, None))
+        if isinstance(outcome, handlers.Succeeded) and outcome.data != b"null":
+            return f.DoubtResolved(call=effect.call, verdict="happened", result=msgspec.json.decode(outcome.data), by="reconcile", who=effect.name)
+        happened_not = isinstance(outcome, handlers.Failed) and outcome.performed == "no" and outcome.error_type == "NotPerformed"
+        return f.DoubtResolved(call=effect.call, verdict="did_not_happen" if happened_not else "unknown", by="reconcile", who=effect.name)
+
+
+def _context(run: Run, effect: RunTool) -> ToolContext:
+    return ToolContext(run_id=run.id, turn=run.turn, call_id=effect.call, attempt=effect.attempt, idempotency_key=effect.key)
+
+
+class _Late:
+    """What a handler that was told to stop still gives: its outcome while that is open, a note in the log after."""
+
+    def __init__(self, journal: Journal, effect: RunTool | None) -> None:
+        self._journal, self._effect = journal, effect
+        self._heard: handlers.Succeeded | handlers.Failed | None = None
+        self._noting = False
+
+    def hear(self, outcome: handlers.Succeeded | handlers.Failed) -> None:
+        """Called once at most, by the event loop or by the handler's thread."""
+        self._heard = outcome
+        if self._noting and self._effect is not None:
+            append_late(self._journal, self._effect, outcome)
+
+    def when_cancelled(self) -> handlers.Succeeded | handlers.Failed:
+        """The outcome of a call that was cancelled: what it returned all the same, else that it was cancelled, and whether it knows that nothing happened."""
+        if isinstance(self._heard, handlers.Succeeded):
+            return self._heard
+        performed = self._heard.performed if self._heard is not None else "unknown"
+        return handlers.Failed(kind="cancelled", message="the run was cancelled while this call ran", performed=performed)
+
+    def note(self) -> None:
+        """From here on what comes is a note."""
+        self._noting = True
+
+
+def append_late(journal: Journal, effect: RunTool, outcome: handlers.Succeeded | handlers.Failed) -> None:
+    """Note what a handler gave after it had been given up; it changes nothing."""
+    text = "it returned a result" if isinstance(outcome, handlers.Succeeded) else f"it ended as {outcome.kind}: {outcome.message}"
+    note_late(journal, f.LateOutcome(call=effect.call, outcome=text[:2_000], attempt=effect.attempt))
+
+
+def note_late(journal: Journal, fact: f.LateOutcome) -> None:
+    """Append a late outcome from outside the driver."""
+    Journal(journal.log, journal.run.id, clock=journal.clock).load().command_sync(lambda _run: (fact,))
+
+
+def time_left(run: Run, clock: p.Clock) -> tuple[float | None, Reason]:
+    """Seconds until the first limit of time, and its name."""
+    ends: list[tuple[int, Reason]] = []
+    if run.budgets.timeout_s is not None:
+        ends.append((limits.micros(run.budgets.timeout_s) - run.spent.active_us, "timeout_s"))
+    if run.budgets.deadline is not None:
+        ends.append((limits.instant(run.budgets.deadline) - clock.now_us(), "deadline"))
+    if not ends:
+        return None, "timeout_s"
+    left_us, limit = min(ends)
+    return max(0, left_us) / 1_000_000, limit
+
+
+def _outcome(effect: RunTool, outcome: handlers.Succeeded | handlers.Failed, elapsed_us: int) -> f.ToolSucceeded | f.ToolFailed:
+    if isinstance(outcome, handlers.Succeeded):
+        notes = tuple(f.Note(text=note.text, source_ids=tuple(note.source_ids)) for note in outcome.notes)
+        result = msgspec.json.decode(outcome.data)
+        return f.ToolSucceeded(call=effect.call, result=result, source_ids=outcome.source_ids, notes=notes, attempt=effect.attempt, elapsed_us=elapsed_us)
+    return f.ToolFailed(
+        call=effect.call,
+        kind=outcome.kind,
+        message=outcome.message,
+        error=outcome.error_type,
+        retryable=outcome.retryable,
+        performed=outcome.performed,
+        attempt=effect.attempt,
+        elapsed_us=elapsed_us,
+    )
+
+
+def _missing(effect: RunTool) -> f.ToolFailed:
+    """The agent that resumes the run has no such tool any more."""
+    message = f"the tool {effect.name} was there when the run began, and this agent does not have it"
+    return f.ToolFailed(call=effect.call, kind="execution_failed", message=message, error="MissingTool", performed="no", attempt=effect.attempt)
