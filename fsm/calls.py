@@ -129,8 +129,8 @@ def _settle(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:
     match call.phase:
         case "failed":
             return _failed(run, call, stamp)
-        case "unknown" if call.check is not None and call.check.effect == "side_effect":
-            return f.ToolInDoubt(call=call.id, message="the process that ran it is gone, and its outcome is unknown")
+        case "unknown":
+            return _lost(call)
         case "doubt" if _closing(run, stamp) is not None or (run.policy.on_doubt == "tell_model" and not call.to_reconcile):
             return f.ToolClosed(call=call.id, kind="in_doubt", message=DOUBT)
         case "waiting" if call.expires_at is not None and call.expires_at <= stamp.at:
@@ -152,6 +152,14 @@ def _failed(run: Run, call: Call, stamp: Stamp) -> f.Derived:
         delay_us = tool_delay(run, call.id, call.attempt)
         return f.RetryScheduled(call=call.id, attempt=call.attempt + 1, delay_us=delay_us, because=failed.message)
     return f.ToolClosed(call=call.id, kind=failed.kind, message=failed.message)
+
+
+def _lost(call: Call) -> f.Derived | None:
+    """A call that was started by a driver that is gone: in doubt where it may not run twice; else it is ready to be begun again."""
+    assert call.check is not None
+    if call.check.effect != "side_effect":
+        return None
+    return f.ToolInDoubt(call=call.id, message="the process that ran it is gone, and its outcome is unknown")
 
 
 def _closing(run: Run, stamp: Stamp) -> tuple[Kind, str] | None:

@@ -44,7 +44,7 @@ CANNOT_HAPPEN = {
     "results are injected and the next request made in one batch, so that nothing else finds a run there": lambda row: (
         row.source == "injecting_tool_results" and row.kind == "input"
     ),
-    "a call in doubt is told to the model in the same batch, so that nobody can resolve it": lambda row: row.trigger == "doubt_resolved",
+    "a continuation begins with the transcript of another run": lambda row: row.trigger == "run_continued",
     "no call was started before the first request": lambda row: (row.trigger, row.source) == ("late_outcome", "idle"),
     "nothing fails before the first request": lambda row: (row.trigger, row.source) == ("run_failed", "idle"),
 }
