@@ -9,7 +9,9 @@ from typing import Any, Final, cast, get_args
 import msgspec
 
 from refold.events.chain import close
+from refold.events.derived import RetryScheduled
 from refold.events.facts import Fact
+from refold.events.parts import CallFact
 from refold.events.payloads import Load, move_out, put_back
 from refold.events.words import CallId, Digest, RunId, State
 
@@ -20,7 +22,6 @@ Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 UPCASTERS: Final[dict[tuple[str, int], Upcaster]] = {}
 """(tag, v) to a function that makes `data` of version v into that of version v + 1."""
 
-_CALL_FIRST: Final = frozenset(tag for tag, cls in FACTS.items() if cls.__struct_fields__[:1] == ("call",))
 _encoder: Final = msgspec.json.Encoder()
 _decoders: Final = {tag: msgspec.json.Decoder(cls) for tag, cls in FACTS.items()}
 
@@ -97,11 +98,16 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def data_of(fact: Fact) -> bytes:
     """The `data` of a fact: its fields without the call, which the record carries."""
     data = _encoder.encode(fact)
-    if fact.TAG in _CALL_FIRST and fact.call is not None:  # type: ignore[union-attr]
-        # The call is the first field, so it is cut off by the length of its own bytes.
-        cut = len(b'{"call":') + len(_encoder.encode(fact.call))  # type: ignore[union-attr]
-        data = b"{" + data[cut + 1 :] if data[cut : cut + 1] == b"," else b"{}"
-    return data
+    call = _call_of(fact)
+    if call is None:
+        return data
+    # The call is the first field, so it is cut off by the length of its own bytes.
+    cut = len(b'{"call":') + len(_encoder.encode(call))
+    return b"{" + data[cut + 1 :] if data[cut : cut + 1] == b"," else b"{}"
+
+
+def _call_of(fact: Fact) -> CallId | None:
+    return fact.call if isinstance(fact, CallFact | RetryScheduled) else None
 
 
 def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, before: Digest) -> tuple[Record, dict[Digest, bytes]]:
@@ -112,7 +118,6 @@ def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, be
     fact = edge.fact
     full = data_of(fact)
     data, payloads = move_out(full)
-    call = fact.call if fact.TAG in _CALL_FIRST else None  # type: ignore[union-attr]
     line = Line(
         run=run,
         position=position,
@@ -123,7 +128,7 @@ def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, be
         driver=stamp.driver,
         stepped_back_us=stamp.stepped_back_us,
         turn=edge.turn,
-        call=call,
+        call=_call_of(fact),
         source=edge.source,
         target=edge.target,
         data=msgspec.Raw(data),
@@ -176,12 +181,12 @@ def _fact(line: Line, load: Load) -> Fact:
             data = put_back(data, load)
         if line.v != FACTS[tag].VERSION:
             data = _upcast(tag, line.v, data)
-        if tag in _CALL_FIRST and line.call is not None:
+        if line.call is not None:
             data = b'{"call":' + _encoder.encode(line.call) + (b"," if len(data) > 2 else b"") + data[1:]
         fact = decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"the data of {tag} version {line.v} cannot be read: {error}") from error
-    if tag in _CALL_FIRST and fact.call != line.call:  # type: ignore[union-attr]
+    if _call_of(fact) != line.call:
         raise Unreadable(f"the data of {tag} names another call than its record")
     return fact
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from refold.events.parts import FactBase
+from refold.events.parts import CallFact, FactBase
 from refold.events.words import CallId, Digest, Kind, Reason
 
 
@@ -45,20 +45,18 @@ class FinalRejected(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults
     because: Literal["complaints", "user_said", "validator_failed", "length", "refusal"] = "complaints"
 
 
-class ToolRejected(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ToolRejected(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A call will not run."""
 
     TAG, INPUT = "tool_rejected", False
-    call: CallId
     kind: Kind
     message: str
 
 
-class DuplicateActionBlocked(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class DuplicateActionBlocked(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A call will not run because the same action did, `times` times; or because the decisions go in a circle."""
 
     TAG, INPUT = "duplicate_action_blocked", False
-    call: CallId
     times: int
     message: str
 
@@ -70,63 +68,56 @@ class ToolCallsAccepted(FactBase, frozen=True, kw_only=True, gc=False, omit_defa
     calls: tuple[CallId, ...] = ()
 
 
-class ApprovalRequested(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ApprovalRequested(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A human must allow this call; `digest` binds what they are shown."""
 
     TAG, INPUT = "approval_requested", False
-    call: CallId
     digest: Digest
     because: str
     expires_at: int | None = None
 
 
-class ClarificationRequested(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ClarificationRequested(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The model asks the user."""
 
     TAG, INPUT = "clarification_requested", False
-    call: CallId
     question: str
 
 
-class ToolStarted(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ToolStarted(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The intent to run a handler; `key` is the idempotency key it is given."""
 
     TAG, INPUT = "tool_started", False
-    call: CallId
     attempt: int = 1
     key: str
     delay_us: int = 0
 
 
-class NoteStored(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class NoteStored(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An observation is kept."""
 
     TAG, INPUT = "note_stored", False
-    call: CallId
     text: str
     source_ids: tuple[str, ...] = ()
 
 
-class ApprovalExpired(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ApprovalExpired(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An approval was not given in time."""
 
     TAG, INPUT = "approval_expired", False
-    call: CallId
 
 
-class ToolInDoubt(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ToolInDoubt(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A started side effect may or may not have taken place; it is never silently run again."""
 
     TAG, INPUT = "tool_in_doubt", False
-    call: CallId
     message: str
 
 
-class ToolClosed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ToolClosed(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An open call got its result from the runtime: `cancelled`, `limit_reached`, `in_doubt`, or what its last attempt left."""
 
     TAG, INPUT = "tool_closed", False
-    call: CallId
     kind: Kind
     message: str
 

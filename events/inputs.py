@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.events.parts import Check, ErrorInfo, FactBase, Note, ProposedCall, Setup, Usage
-from refold.events.words import CallId, Digest, Kind, Reason, RunId, StopReason
+from refold.events.parts import CallFact, Check, ErrorInfo, FactBase, Note, ProposedCall, Setup, Usage
+from refold.events.words import Digest, Kind, Reason, RunId, StopReason
 
 # -- input facts: the run
 
@@ -171,11 +171,10 @@ class CallsChecked(FactBase, frozen=True, kw_only=True, omit_defaults=True):
 # -- input facts: tools
 
 
-class ToolSucceeded(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+class ToolSucceeded(CallFact, frozen=True, kw_only=True, omit_defaults=True):
     """A handler returned. `result` is what it gave, as JSON."""
 
     TAG, INPUT = "tool_succeeded", True
-    call: CallId
     result: Any
     source_ids: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -183,11 +182,10 @@ class ToolSucceeded(FactBase, frozen=True, kw_only=True, omit_defaults=True):
     elapsed_us: int = 0
 
 
-class ToolFailed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ToolFailed(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An attempt ended without a result: `execution_failed`, `timeout`, `invalid_result` or `cancelled`. `performed` is whether the act took place."""
 
     TAG, INPUT = "tool_failed", True
-    call: CallId
     kind: Kind
     message: str
     error: str = ""
@@ -197,11 +195,10 @@ class ToolFailed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     elapsed_us: int = 0
 
 
-class DoubtResolved(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+class DoubtResolved(CallFact, frozen=True, kw_only=True, omit_defaults=True):
     """A call in doubt was settled: it happened (with what result), it did not, or the model is told. `unknown` is the tool's own word that it cannot tell."""
 
     TAG, INPUT, OUTSIDE = "doubt_resolved", True, True
-    call: CallId
     verdict: Literal["happened", "did_not_happen", "tell_model", "unknown"]
     result: Any = None
     by: Literal["human", "reconcile"] = "human"
@@ -209,11 +206,10 @@ class DoubtResolved(FactBase, frozen=True, kw_only=True, omit_defaults=True):
     command_id: str = ""
 
 
-class LateOutcome(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+class LateOutcome(CallFact, frozen=True, kw_only=True, omit_defaults=True):
     """A handler that had been given up came back; it changes nothing."""
 
     TAG, INPUT, OUTSIDE = "late_outcome", True, True
-    call: CallId
     outcome: str
     attempt: int = 1
     command_id: str = ""
@@ -222,41 +218,37 @@ class LateOutcome(FactBase, frozen=True, kw_only=True, omit_defaults=True):
 # -- input facts: people
 
 
-class ApprovalGranted(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ApprovalGranted(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A human allowed exactly what `digest` stands for, once."""
 
     TAG, INPUT, OUTSIDE = "approval_granted", True, True
-    call: CallId
     digest: Digest
     who: str
     command_id: str = ""
 
 
-class ApprovalDenied(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ApprovalDenied(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A human refused a call and said why."""
 
     TAG, INPUT, OUTSIDE = "approval_denied", True, True
-    call: CallId
     reason: str
     who: str
     command_id: str = ""
 
 
-class ClarificationReceived(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class ClarificationReceived(CallFact, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A human answered a question."""
 
     TAG, INPUT, OUTSIDE = "clarification_received", True, True
-    call: CallId
     text: str
     who: str
     command_id: str = ""
 
 
-class CallSuperseded(FactBase, frozen=True, kw_only=True, omit_defaults=True):
+class CallSuperseded(CallFact, frozen=True, kw_only=True, omit_defaults=True):
     """A human allowed a call with other arguments; `check` is what user code said of those."""
 
     TAG, INPUT, OUTSIDE = "call_superseded", True, True
-    call: CallId
     check: Check
     who: str
     command_id: str = ""

@@ -5,9 +5,10 @@ Apart from the stores themselves, so that only the one that is used is loaded an
 
 import re
 
+from refold.events.holds import Held, Hold, Holder
 from refold.events.storage import Conflict, Log, PayloadMissing, Row, StoreDamaged, StoreMissing, StoreUnavailable
 
-__all__ = ["Conflict", "Log", "PayloadMissing", "Row", "StoreDamaged", "StoreMissing", "StoreUnavailable", "open_log"]
+__all__ = ["Conflict", "Held", "Hold", "Holder", "Log", "PayloadMissing", "Row", "StoreDamaged", "StoreMissing", "StoreUnavailable", "open_log"]
 
 
 def open_log(url: str, *, create: bool = True, synchronous: str = "FULL", lock_timeout_s: float = 5.0) -> Log:

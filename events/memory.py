@@ -11,6 +11,7 @@ from threading import RLock
 from eventsourcing.persistence import StoredEvent
 from eventsourcing.popo import POPOApplicationRecorder
 
+from refold.events.holds import Hold, Holder, MemoryHolds
 from refold.events.storage import (
     FOUND_MAX,
     PAYLOAD_TOPIC,
@@ -36,6 +37,7 @@ class MemoryLog(Log):
         self._recorder = POPOApplicationRecorder()
         self._lock = RLock()
         self._digests: dict[str, list[str]] = {}  # The recorder has no index over stream names; this is one, by run.
+        self._holds = MemoryHolds()
         self._closed = False
 
     def _append(self, submission: Submission) -> None:
@@ -101,6 +103,14 @@ class MemoryLog(Log):
     def changed(self) -> int:
         with self._opened():
             return self._recorder.max_notification_id() or 0
+
+    def hold(self, run_id: str, who: str, ttl_s: float) -> Hold:
+        self._opened()
+        return self._holds.take(run_id, who, ttl_s)
+
+    def holder(self, run_id: str) -> Holder | None:
+        self._opened()
+        return self._holds.holder(run_id)
 
     def close(self) -> None:
         self._closed = True

@@ -19,6 +19,12 @@ class FactBase(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """True where any process may append it, whoever drives."""
 
 
+class CallFact(FactBase, frozen=True, kw_only=True):
+    """A fact about one call. Its id is the first field, and the record carries it outside `data`."""
+
+    call: CallId
+
+
 class ToolSetup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tool as it was declared when the run began."""
 
@@ -43,7 +49,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """With what a run was begun: everything that decisions depend on. `engine` is the number of the rules, `script_from` the requests made before the model was last set."""
+    """With what a run was begun: everything that decisions depend on. `engine` is the number of the rules."""
 
     engine: int
     seed: str

@@ -19,6 +19,7 @@ from eventsourcing.persistence import ConnectionPoolClosedError, PersistenceErro
 from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteConnection, SQLiteConnectionPool, SQLiteDatastore
 
 from refold.events.groups import GroupWriter, Outcome
+from refold.events.holds import FileHolds, Hold, Holder
 from refold.events.storage import (
     FOUND_MAX,
     PAYLOAD_TOPIC,
@@ -66,11 +67,13 @@ class SqliteLog(Log):
             self._datastore.close()
             raise
         self._writer = GroupWriter(_Committer(path, recorder, lock_timeout_s), partial(_closed, path))
+        folder = Path(f"{os.path.realpath(path)}-drivers")  # Where SQLite puts its own files: beside the file itself, by whatever link it was opened.
+        self._holds = FileHolds(folder, _Statements(path, self._datastore.pool, lock_timeout_s))
         self._watcher: SQLiteConnection | None = None
         self._watcher_lock = Lock()
         self._process = os.getpid()
         # Also at the exit of the interpreter, and when nobody holds the log any more: what was submitted is still written.
-        self._release = weakref.finalize(self, _release, self._writer, self._datastore, self._process)
+        self._release = weakref.finalize(self, _release, self._writer, self._holds, self._datastore, self._process)
 
     def _append(self, submission: Submission) -> None:
         self._check_process()
@@ -123,6 +126,16 @@ class SqliteLog(Log):
             with self._watcher.cursor() as cursor:
                 version: int = cursor.execute("PRAGMA data_version").fetchone()[0]
                 return version
+
+    def hold(self, run_id: str, who: str, ttl_s: float) -> Hold:
+        self._check_process()
+        with _translated(self._path), _beside(self._path):
+            return self._holds.take(run_id, who, ttl_s)
+
+    def holder(self, run_id: str) -> Holder | None:
+        self._check_process()
+        with _translated(self._path), _beside(self._path):
+            return self._holds.holder(run_id)
 
     def close(self) -> None:
         self._release()
@@ -189,6 +202,39 @@ class _Committer:
                     _patiently(cursor, "PRAGMA journal_mode=WAL", self._lock_timeout_s)
             except BaseException:
                 pool.put_connection(connection)
+                raise
+            self._connection = connection
+        return self._connection
+
+
+class _Statements:
+    """Executes what is no record, each statement by itself, on a connection of its own.
+
+    Who drives need not survive a power cut, so the disk is not waited for; NORMAL and not less, because this connection may move the log's pages too.
+    """
+
+    def __init__(self, path: str, pool: "_Pool", lock_timeout_s: float) -> None:
+        self._path, self._pool, self._lock_timeout_s = path, pool, lock_timeout_s
+        self._connection: SQLiteConnection | None = None
+        self._lock = Lock()
+
+    def __call__(self, statement: str, values: Sequence[str | int]) -> tuple[int, list[Any]]:
+        with self._lock, _translated(self._path):
+            cursor = self._opened().cursor().sqlite_cursor
+            cursor.row_factory = None
+            _patiently(cursor, statement, self._lock_timeout_s, values)
+            rows = cursor.fetchall()
+            return cursor.rowcount, rows
+
+    def _opened(self) -> SQLiteConnection:
+        if self._connection is None:
+            connection = self._pool.get_connection()
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("PRAGMA busy_timeout=0")
+                    cursor.execute("PRAGMA synchronous=NORMAL")
+            except BaseException:
+                self._pool.put_connection(connection)
                 raise
             self._connection = connection
         return self._connection
@@ -304,7 +350,7 @@ def _prepare(path: str, connection: SQLiteConnection, statements: Sequence[str],
             raise
 
 
-def _patiently(cursor: sqlite3.Cursor, statement: str, timeout_s: float) -> None:
+def _patiently(cursor: sqlite3.Cursor, statement: str, timeout_s: float, values: Sequence[str | int] = ()) -> None:
     """Executes what needs the write lock, asking again every millisecond.
 
     SQLite's own waiting sleeps up to 100 ms between two looks, which among busy writers starves one for seconds,
@@ -313,7 +359,7 @@ def _patiently(cursor: sqlite3.Cursor, statement: str, timeout_s: float) -> None
     deadline = 0.0
     while True:
         try:
-            cursor.execute(statement)
+            cursor.execute(statement, values)
         except sqlite3.OperationalError as error:
             deadline = deadline or time.monotonic() + timeout_s
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
@@ -323,9 +369,10 @@ def _patiently(cursor: sqlite3.Cursor, statement: str, timeout_s: float) -> None
             return
 
 
-def _release(writer: GroupWriter, datastore: SQLiteDatastore, process: int) -> None:
+def _release(writer: GroupWriter, holds: FileHolds, datastore: SQLiteDatastore, process: int) -> None:
     if os.getpid() == process:  # A forked child has neither the thread nor a right to these connections.
         writer.close()
+        holds.close()
         datastore.close()
 
 
@@ -340,6 +387,17 @@ def _translated(path: str) -> Iterator[None]:
         raise _unavailable(path, error.__cause__ or error) from error
     except sqlite3.Error as error:
         raise _unavailable(path, error) from error
+
+
+@contextmanager
+def _beside(path: str) -> Iterator[None]:
+    """For what the system says about the folder beside the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(
+            f"who drives a run cannot be written beside the store {path} ({error.strerror}): make the folder {path}-drivers one that can be read and written"
+        ) from error
 
 
 def _closed(path: str) -> StoreUnavailable:

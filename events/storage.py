@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
+from refold.events.holds import Hold, Holder
 from refold.events.words import Digest
 
 PAYLOAD_TOPIC: Final = "payload"
@@ -127,6 +128,18 @@ class Log(ABC):
     @abstractmethod
     def changed(self) -> int:
         """A number that is another one after any process has committed; cheap enough to ask ten times a second."""
+
+    def hold(self, run_id: str, who: str, ttl_s: float) -> Hold:
+        """The right to drive a run, whether it exists or not. Raises `Held` where another driver has it, in this process or in one that lives.
+
+        It ends with its process, and when `ttl_s` have passed without a refresh by the clock of the store. It guards effects, not the log:
+        whoever lost it without knowing is refused by the head of the run.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say who drives a run")
+
+    def holder(self, run_id: str) -> Holder | None:
+        """Who drives a run now; None where nobody does, or the one who did is dead or has not refreshed its hold."""
+        raise NotImplementedError(f"{type(self).__name__} does not say who drives a run")
 
     @abstractmethod
     def close(self) -> None:

@@ -3,14 +3,14 @@
 `classify` is asked by the shell before it appends; everything else is derived.
 """
 
+from typing import Any
+
 import msgspec
 
 from refold.events import facts as f
 from refold.events.words import CallId
 from refold.projections.messages import visible
 from refold.projections.run import Run
-
-_FIELDS = f.ModelOutput.__struct_fields__
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 def classify(response: Response, turn: int) -> f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted:
     """The input fact that a complete response is. Calls are named by their place: `t3.2`."""
     output = _placed(response.output, turn)
-    fields = {name: getattr(output, name) for name in _FIELDS}
+    fields = fields_of(output)
     if output.stop_reason == "content_filter":
         return f.ModelInterrupted(cause="filtered", detail="the provider's content filter withheld the response", **fields)
     if output.stop_reason == "context_overflow":
@@ -60,6 +60,16 @@ def _fault(response: Response) -> str | None:
     return None
 
 
+def cancelled(cancel: f.CancelRequested) -> f.RunCancelled:
+    """The end that somebody asked for."""
+    return f.RunCancelled(who=cancel.who, detail=cancel.reason or f"cancelled by {cancel.who}")
+
+
+def fields_of(output: f.ModelOutput) -> dict[str, Any]:
+    """What a response said, as the fields of the fact that it becomes."""
+    return {name: getattr(output, name) for name in f.ModelOutput.__struct_fields__}
+
+
 def follows(run: Run) -> f.Derived | None:
     """What follows from an answered request that asked for no calls."""
     assert run.open is not None
@@ -73,7 +83,7 @@ def follows(run: Run) -> f.Derived | None:
 
 def _interrupted(run: Run, output: f.ModelInterrupted) -> f.Derived:
     if run.cancel is not None:
-        return f.RunCancelled(who=run.cancel.who, detail=run.cancel.reason or f"cancelled by {run.cancel.who}")
+        return cancelled(run.cancel)
     match output.cause:
         case "limit":
             return f.RunStopped(reason=output.limit or "timeout_s", detail=output.detail)
@@ -95,7 +105,7 @@ def _claimed(run: Run, output: f.FinalProposed, verdict: f.AnswerChecked) -> f.D
     """A claim and what the validators said of it; a message of the user that is in the log before it is accepted comes first."""
     assert run.open is not None
     if run.cancel is not None:
-        return f.RunCancelled(who=run.cancel.who, detail=run.cancel.reason or f"cancelled by {run.cancel.who}")
+        return cancelled(run.cancel)
     if run.unheard:
         return f.FinalRejected(because="user_said")
     if output.refusal or output.stop_reason == "refusal":

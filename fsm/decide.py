@@ -10,7 +10,8 @@ from typing import assert_never
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Edge, Stamp
+from refold.events.codec import Edge, Record, Stamp, write
+from refold.events.words import Digest
 from refold.fsm import answers, calls, limits
 from refold.fsm.machine import EDGES, Cursor, fire
 from refold.fsm.revisions import SUPPORTED, UnsupportedEngine
@@ -41,6 +42,19 @@ def decide(run: Run, inputs: Sequence[f.Input], stamp: Stamp) -> Batch:
         while (follows := follow(cursor.run, stamp)) is not None:
             fire(cursor, follows)
     return Batch(edges=tuple(cursor.edges), runs=tuple(cursor.runs), run=cursor.run, stamp=stamp)
+
+
+def written(run: Run, batch: Batch) -> tuple[list[Record], dict[Digest, bytes]]:
+    """The records of a batch, chained to the run's head, and the payloads they refer to."""
+    records: list[Record] = []
+    payloads: dict[Digest, bytes] = {}
+    before = run.head
+    for position, edge in enumerate(batch.edges, run.position + 1):
+        record, large = write(edge, run=run.id, position=position, batch=run.position + 1, stamp=batch.stamp, before=before)
+        payloads |= large
+        records.append(record)
+        before = record.digest
+    return records, payloads
 
 
 def _from_outside(fact: f.Input) -> bool:
@@ -74,7 +88,7 @@ def follow(run: Run, stamp: Stamp) -> f.Derived | None:
 def _next_request(run: Run, stamp: Stamp) -> f.Derived:
     """The next turn's request, unless the run is to end here."""
     if run.cancel is not None:
-        return _cancelled(run.cancel)
+        return answers.cancelled(run.cancel)
     if (exceeded := _exceeded(run, stamp)) is not None:
         return _stopped(exceeded)
     shown = (*run.fresh, *waiting(run))
@@ -90,10 +104,6 @@ def _next_request(run: Run, stamp: Stamp) -> f.Derived:
 def _exceeded(run: Run, stamp: Stamp) -> limits.Exceeded | None:
     """The first limit of the row that would request the model from here."""
     return next((exceeded for limit in EDGES[run.state]["model_requested"].limits if (exceeded := limit(run, stamp)) is not None), None)
-
-
-def _cancelled(cancel: f.CancelRequested) -> f.RunCancelled:
-    return f.RunCancelled(who=cancel.who, detail=cancel.reason or f"cancelled by {cancel.who}")
 
 
 def _stopped(exceeded: limits.Exceeded) -> f.RunStopped:
@@ -122,7 +132,7 @@ def _failed(run: Run) -> f.Derived:
     assert run.failure is not None
     assert run.request is not None
     if run.cancel is not None:
-        return _cancelled(run.cancel)
+        return answers.cancelled(run.cancel)
     error, attempt = run.failure.error, run.request.attempt
     if not error.retryable:
         return f.RunFailed(reason="provider", detail=f"{error.type}: {error.message}")
@@ -137,7 +147,7 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
     """The same request again: under its own number where it was lost with its process, under the next where it failed."""
     assert run.request is not None
     if run.cancel is not None:
-        return _cancelled(run.cancel)
+        return answers.cancelled(run.cancel)
     if (exceeded := _exceeded(run, stamp)) is not None:
         return _stopped(exceeded)
     if run.asked == "lost":
@@ -151,7 +161,7 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
 def _injecting(run: Run, stamp: Stamp) -> f.Derived:
     """Everything the turn left is in: end the run where it has come to its end, else ask again."""
     if run.cancel is not None:
-        return _cancelled(run.cancel)
+        return answers.cancelled(run.cancel)
     closed = run.open.closed if run.open is not None else None
     if run.failure is not None:
         error = run.failure.error

@@ -248,43 +248,43 @@ def fire(cursor: Cursor, fact: f.Fact) -> None:
 
 def fire_compiled(cursor: Cursor, fact: f.Fact) -> None:
     """The same, on the compiled rows; proved equal by walking every state and trigger."""
-    row = EDGES[cursor.state].get(fact.TAG)
-    if row is None:
-        raise Illegal(cursor.state, fact.TAG)
-    for requires in row.requires:
-        if not requires(cursor.run, fact):
-            cursor.why = _in_words(requires)
-            _refuse(cursor, fact)
+    row = _row(cursor.state, cursor.run, fact)
     for limit in row.limits:
         exceeded = limit(cursor.run, cursor.stamp)
         if exceeded is not None:
-            cursor.why = exceeded
-            _refuse(cursor, fact)
+            raise Refused(cursor.state, fact.TAG, exceeded)
     _take(cursor, fact, row.target)
     cursor.state = row.target
 
 
+def step(run: Run, record: Record) -> Run:
+    """Fold one record, asserting that it is a legal move from where the run is. Raises Illegal."""
+    row = _row(run.state, run, record.fact)
+    if record.source != run.state or record.target != row.target:
+        raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}")
+    return evolve(run, record.fact, target=record.target, at=record.at, head=record.digest)
+
+
+def _row(state: str, run: Run, fact: f.Fact) -> Compiled:
+    """The row of a fact from a state, if its structure holds. Raises Illegal."""
+    row = EDGES[state].get(fact.TAG)
+    if row is None:
+        raise Illegal(state, fact.TAG)
+    for requires in row.requires:
+        if not requires(run, fact):
+            raise Illegal(state, fact.TAG, _in_words(requires))
+    return row
+
+
 def _refuse(cursor: Cursor, fact: f.Fact) -> None:
-    why = cursor.why
-    if isinstance(why, limits.Exceeded):
-        raise Refused(cursor.state, fact.TAG, why)
-    raise Illegal(cursor.state, fact.TAG, why)
+    """Why the machine did not move."""
+    if isinstance(cursor.why, limits.Exceeded):
+        raise Refused(cursor.state, fact.TAG, cursor.why)
+    raise Illegal(cursor.state, fact.TAG, cursor.why)
 
 
 def _in_words(requires: Requires) -> str:
     return f"it requires {requires.__name__.replace('_', ' ')}"
-
-
-def step(run: Run, record: Record) -> Run:
-    """Fold one record, asserting that it is a legal move from where the run is. Raises Illegal."""
-    row = EDGES[run.state].get(record.type)
-    if row is None or record.source != run.state or record.target != row.target:
-        raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}" if row is not None else "")
-    fact = record.fact
-    for requires in row.requires:
-        if not requires(run, fact):
-            raise Illegal(run.state, record.type, _in_words(requires))
-    return evolve(run, fact, target=record.target, at=record.at, head=record.digest)
 
 
 def empty(run_id: RunId) -> Run:

@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from refold.events import chain, facts as f
-from refold.events.codec import Record, Stamp, Unreadable, read, read_line, write
+from refold.events.codec import Record, Stamp, Unreadable, read, read_line
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
-from refold.fsm.decide import Batch, decide
+from refold.fsm.decide import decide, written
 from refold.fsm.machine import Illegal, empty
 from refold.projections.run import Run, replace
 
@@ -127,23 +127,13 @@ def _batch(run: Run, recorded: list[Record], ask: Ask | None) -> tuple[Divergenc
         position = next((record.position for record in recorded if record.type == illegal.trigger), first.position)
         cause = f"code: under the rules of today {illegal}"
         raise _Broken(Divergence(position=position, field="type", recorded=illegal.trigger, derived=None, cause=cause)) from illegal
-    derived = _written(run, batch)
+    derived, _ = written(run, batch)
     stored = {record.position: record for record in recorded}
     found = next((difference for record in derived if (difference := _difference(stored.get(record.position), record)) is not None), None)
     beyond = next((record for record in recorded if record.position > derived[-1].position), None)
     if found is None and beyond is not None:
         found = Divergence(position=beyond.position, field="type", recorded=beyond.type, derived=None, cause="code: this does not follow any more")
     return found, replace(batch.run, head=derived[-1].digest), derived
-
-
-def _written(run: Run, batch: Batch) -> list[Record]:
-    records: list[Record] = []
-    before = run.head
-    for position, edge in enumerate(batch.edges, run.position + 1):
-        record, _ = write(edge, run=run.id, position=position, batch=run.position + 1, stamp=batch.stamp, before=before)
-        records.append(record)
-        before = record.digest
-    return records
 
 
 # -- the first difference, and why

@@ -4,6 +4,7 @@ Apart from the fold, because these sums are what invoices and limits are held ag
 """
 
 from refold.events import facts as f, money
+from refold.projections.messages import tokens_of
 from refold.projections.run import Run, Spent, Tokens, replace
 
 
@@ -12,7 +13,7 @@ def booked(run: Run, usage: f.Usage | None, elapsed_us: int, said: str) -> Run:
     spent = active(run.spent, elapsed_us)
     if usage is None:
         read = run.request.estimated_input_tokens if run.request is not None else 0
-        estimated = _plus(spent.estimated, f.Usage(input_tokens=read, output_tokens=-(-len(said.encode("utf-8", "replace")) // 4)))
+        estimated = _plus(spent.estimated, f.Usage(input_tokens=read, output_tokens=tokens_of(len(said.encode("utf-8", "replace")))))
         return replace(run, spent=replace(spent, estimated=estimated))
     cost = usage.cost_usd if usage.cost_usd is not None else _price(run, usage)
     cost = money.add(spent.cost_usd, cost) if cost != "0" else spent.cost_usd

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from refold.runtime.schemas import Complaint
 from refold.runtime.signatures import Signature
 from refold.runtime.text import whole
-from refold.runtime.tools import Tool
+from refold.runtime.tools import Tool, ToolContext
 from refold.runtime.values import DIGITS_MAX, NotStorable, to_json
 
 TEXT_MAX: Final = 16_777_216
@@ -64,6 +64,15 @@ def revive(tool: Tool, canonical: str) -> BaseModel | dict[str, Any]:
         return tool.signature.model.model_validate_json(canonical, strict=True)
     except ValidationError as error:
         raise ValueError(_joined(_complaints(error))) from None
+
+
+def bound(tool: Tool, canonical: str, ctx: ToolContext) -> tuple[list[Any], dict[str, Any]]:
+    """What the handler is called with: by position, and by name. Raises ValueError as `revive` does."""
+    arguments = revive(tool, canonical)
+    if tool.signature is None:
+        return [arguments, ctx], {}
+    assert not isinstance(arguments, dict)
+    return tool.signature.bind(arguments, ctx)
 
 
 class _Refused(Exception):

@@ -119,7 +119,7 @@ async def _end(taking: "asyncio.Task[End]", stream: _Stream, stop: "asyncio.Futu
 
 def _cut(ended: Literal["cancelled", "limit", "tokens"], output: f.ModelOutput, allowance: Allowance) -> f.ModelInterrupted:
     """What there is of a response that we ended."""
-    kept = {name: getattr(output, name) for name in f.ModelOutput.__struct_fields__}
+    kept = answers.fields_of(output)
     if ended == "cancelled":
         return f.ModelInterrupted(cause="cancelled", detail="the run was cancelled while the model answered", **kept)
     limit: Reason = allowance.limit if ended == "limit" else "max_tokens"

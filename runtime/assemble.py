@@ -10,6 +10,7 @@ import msgspec
 from refold.events import facts as f
 from refold.events.words import CallId
 from refold.fsm.answers import Response
+from refold.projections.messages import tokens_of
 from refold.runtime import ports as p
 from refold.runtime.text import whole
 from refold.runtime.values import to_json
@@ -75,7 +76,7 @@ class Assembler:
         return f.Usage(**{name: max(0, count) for name, count in tokens.items()}, cost_usd=reported.cost_usd)
 
     @property
-    def cost_only(self) -> bool:
+    def _cost_only(self) -> bool:
         """Whether a price was reported without tokens, which are then estimated."""
         reported = self._usage
         return reported is not None and reported.cost_usd is not None and not (reported.input_tokens or reported.output_tokens)
@@ -88,9 +89,9 @@ class Assembler:
             for _, call in sorted(self._calls.items())
         )
         usage = self.usage()
-        if usage is not None and self.cost_only:
-            said = len(self.text) + sum(len(call.arguments_text) for call in calls)
-            usage = f.Usage(input_tokens=estimated_input, output_tokens=-(-said // 4), estimated=True, cost_usd=usage.cost_usd)
+        if usage is not None and self._cost_only:
+            said = self.text + "".join(call.arguments_text for call in calls)
+            usage = f.Usage(input_tokens=estimated_input, output_tokens=tokens_of(len(said.encode())), estimated=True, cost_usd=usage.cost_usd)
         output = f.ModelOutput(
             text=self.text,
             reasoning=whole("".join(self._reasoning)),

@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 
 from refold.runtime import processes
-from refold.runtime.arguments import revive
+from refold.runtime.arguments import bound
 from refold.runtime.outcomes import Failed, Succeeded, bounded, failure, is_cancellation, judged
 from refold.runtime.threads import NoThread, Raised, Returned, run_in_daemon_thread
 from refold.runtime.tools import Tool, ToolContext
@@ -70,7 +70,7 @@ class _Call:
             child = processes.Child(self._tool, self._canonical, self._ctx, self._max_result_bytes)
             return await self._threaded(child.run)
         try:
-            positional, named = _bound(self._tool, self._canonical, self._ctx)
+            positional, named = bound(self._tool, self._canonical, self._ctx)
         except ValueError as error:
             return Failed("invalid_arguments", f"The arguments no longer fit the tool: {bounded(str(error))}", performed="no", error_type="ValueError")
 
@@ -167,11 +167,3 @@ class _Pending:
 
     def result(self) -> Any:
         return self.awaitable
-
-
-def _bound(tool: Tool, canonical: str, ctx: ToolContext) -> tuple[list[Any], dict[str, Any]]:
-    arguments = revive(tool, canonical)
-    if tool.signature is None:
-        return [arguments, ctx], {}
-    assert not isinstance(arguments, dict)
-    return tool.signature.bind(arguments, ctx)

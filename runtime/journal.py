@@ -7,17 +7,17 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
 from refold.events import facts as f
 from refold.events.chain import digest_of
-from refold.events.codec import Record, Stamp, read, write
+from refold.events.codec import Record, Stamp, read
 from refold.events.payloads import Load
 from refold.events.storage import Conflict, Log, Row, StoreUnavailable
 from refold.events.words import Digest, RunId
-from refold.fsm.decide import Batch, decide
+from refold.fsm.decide import Batch, decide, written
 from refold.fsm.machine import empty, step
 from refold.projections.messages import Message, encode
 from refold.projections.run import Run, replace
@@ -79,36 +79,35 @@ class Journal:
 
         With `epoch` it is the command of that driver: raises LostOwnership where it is the driver no more. Once submitted, an append is never abandoned.
         """
-        for _ in range(ATTEMPTS_MAX):
-            prepared = self._prepare(inputs, epoch)
-            if prepared is None:
-                return
-            batch, records, future = prepared
+        for batch, records, future in self._attempts(inputs, epoch):
             try:
                 if not future.done():  # a store that has nobody to wait for stores at once
                     await _settled(future)
                 future.result()
             except Conflict:
-                self.catch_up()
                 continue
             self._stored(batch, records)
             return
-        raise TooManyConflicts(f"run {self.run.id}: {ATTEMPTS_MAX} times somebody else appended first")
 
     def command_sync(self, inputs: Inputs) -> None:
         """The same, for callers without an event loop."""
-        for _ in range(ATTEMPTS_MAX):
-            prepared = self._prepare(inputs, None)
-            if prepared is None:
-                return
-            batch, records, future = prepared
+        for batch, records, future in self._attempts(inputs, None):
             try:
                 future.result()
             except Conflict:
-                self.catch_up()
                 continue
             self._stored(batch, records)
             return
+
+    def _attempts(self, inputs: Inputs, epoch: int | None) -> Iterator[tuple[Batch, list[Record], "Future[None]"]]:
+        """Decided and submitted, again and again: whoever comes back for another was slower than somebody else. Raises TooManyConflicts."""
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self.catch_up()
+            prepared = self._prepare(inputs, epoch)
+            if prepared is None:
+                return
+            yield prepared
         raise TooManyConflicts(f"run {self.run.id}: {ATTEMPTS_MAX} times somebody else appended first")
 
     def _prepare(self, inputs: Inputs, epoch: int | None) -> tuple[Batch, list[Record], "Future[None]"] | None:
@@ -196,19 +195,6 @@ def stamp(clock: Clock, run: Run) -> Stamp:
     """Now, never earlier than the record before; how far a clock had stepped back is written down."""
     now = clock.now_us()
     return Stamp(at=max(now, run.at), driver=WHO, stepped_back_us=max(0, run.at - now))
-
-
-def written(run: Run, batch: Batch) -> tuple[list[Record], Mapping[Digest, bytes]]:
-    """The records of a batch, chained to the run's head, and the payloads they refer to."""
-    records: list[Record] = []
-    payloads: dict[Digest, bytes] = {}
-    before = run.head
-    for position, edge in enumerate(batch.edges, run.position + 1):
-        record, large = write(edge, run=run.id, position=position, batch=run.position + 1, stamp=batch.stamp, before=before)
-        payloads |= large
-        records.append(record)
-        before = record.digest
-    return records, payloads
 
 
 def loader(log: Log, run_id: str, *, many: bool) -> Load:

@@ -142,7 +142,7 @@ class Model(Protocol):
 
 
 class Clock(Protocol):
-    """Time from outside: `now_us` since the epoch (UTC), `monotonic_us` for measuring, and a sleep."""
+    """Time from outside: `now_us` since the epoch (UTC), `monotonic_us` for measuring."""
 
     def now_us(self) -> int: ...
     def monotonic_us(self) -> int: ...
@@ -156,13 +156,6 @@ class SystemClock:
 
     def monotonic_us(self) -> int:
         return time.monotonic_ns() // 1000
-
-
-class Ids(Protocol):
-    """Fresh names from outside: an id for a run, a seed for its jitter."""
-
-    def run_id(self) -> str: ...
-    def seed(self) -> str: ...
 
 
 class RandomIds:

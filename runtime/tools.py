@@ -4,7 +4,9 @@ Apart from running them, so that a declaration is checked once, when it is made,
 """
 
 import hashlib
+import inspect
 import re
+import sys
 import threading
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +93,7 @@ class Tool:
     """One tool. With `signature` (made by `@tool`) the handler takes its own parameters; without it, `handler(arguments, ctx)`.
 
     `timeout_s` and `retries` are None where the policy decides. `key(arguments)` gives a business key, `reconcile(key)` says what became of a call.
+    With isolation="process" a fresh interpreter imports the handler, which must be a function at the top level of a module, and can be ended.
     A declaration that cannot work raises ValueError with one line that names the tool.
     """
 
@@ -195,11 +198,25 @@ def _complaints(tool: Tool) -> Sequence[str]:
         wrong.append("retries must be a whole number, 0 or more")
     wrong += [f"{each} must be true or false" for each in ("concurrent", "repeatable") if not isinstance(getattr(tool, each), bool)]
     wrong += [f"{each} must be a function" for each in ("key", "reconcile") if not (getattr(tool, each) is None or callable(getattr(tool, each)))]
-    if tool.isolation == "process":
-        wrong.append("isolation='process' is not available yet")
-    elif tool.isolation != "thread":
-        wrong.append("isolation must be 'thread'")
+    if tool.isolation not in get_args(Isolation):
+        wrong.append(f"isolation must be one of {', '.join(get_args(Isolation))}")
+    elif tool.isolation == "process" and (why := _out_of_reach(tool.handler)):
+        wrong.append(f"isolation='process' imports the handler in another process, and {why}")
     return wrong
+
+
+def _out_of_reach(handler: object) -> str:
+    """Why another process cannot import the handler; empty where it can, as far as can be known while its module is still being imported."""
+    if not inspect.isfunction(handler):
+        return "this one is no function of a module"
+    if not handler.__qualname__.isidentifier():
+        return f"{handler.__qualname__} is not at the top level of its module: write it there, with def"
+    if handler.__module__ == "__main__":
+        return "this one is in the script itself, which would run there once more: move it to a module of its own and import that"
+    module = sys.modules.get(handler.__module__)
+    if getattr(module, "__spec__", None) is None:
+        return f"its module {handler.__module__} was not imported from a file"
+    return ""
 
 
 def _is_positive(seconds: object) -> bool:
