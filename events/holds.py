@@ -141,8 +141,7 @@ class FileHolds:
         token, life, ttl_us = secrets.token_hex(8), self._life.name(), micros(ttl_s)
         while not self._take(run_id, (token, life, who), ttl_us):
             pass  # Somebody took the run or let it go between two statements: it is looked at again.
-        execute = self._execute  # Not self: a hold may outlive the log, and must not keep it.
-        return Hold(run_id, who, ttl_s, lambda: execute(_EXTEND, (ttl_us, run_id, token))[0] == 1, lambda: execute(_LET_GO, (run_id, token)))
+        return Hold(run_id, who, ttl_s, lambda: self._execute(_EXTEND, (ttl_us, run_id, token))[0] == 1, lambda: self._let_go(run_id, token))
 
     def _take(self, run_id: str, ours: tuple[str, str, str], ttl_us: int) -> bool:
         if self._execute(_TAKE, (run_id, *ours, ttl_us))[0] == 1:
@@ -154,6 +153,10 @@ class FileHolds:
         if self._life.lasts(life):
             raise Held(run_id, Holder(*holder))
         return self._execute(_INHERIT, (*ours, ttl_us, run_id, hold))[0] == 1
+
+    def _let_go(self, run_id: str, token: str) -> None:
+        if not self._life.closed:  # That let go of everything.
+            self._execute(_LET_GO, (run_id, token))
 
     def holder(self, run_id: str) -> Holder | None:
         _, tables = self._execute("SELECT 1 FROM sqlite_master WHERE name = 'drivers'", ())
@@ -179,14 +182,14 @@ class Life:
         self._folder = folder
         self._lock = Lock()
         self._name = ""
-        self._closed = False
+        self.closed = False
         self.descriptor: int | None = None
         _LIVES.add(self)
 
     def name(self) -> str:
         """The name by which others know this life. Raises OSError."""
         with self._lock:
-            while fcntl is not None and self.descriptor is None and not self._closed:
+            while fcntl is not None and self.descriptor is None and not self.closed:
                 self._folder.mkdir(exist_ok=True)
                 with suppress(FileNotFoundError):  # Somebody closed the last life, and took the folder along.
                     self._sweep()
@@ -216,7 +219,7 @@ class Life:
     def close(self) -> None:
         """The end of this life."""
         with self._lock:
-            descriptor, self.descriptor, self._closed = self.descriptor, None, True
+            descriptor, self.descriptor, self.closed = self.descriptor, None, True
             if descriptor is not None:
                 with suppress(OSError):  # A file that stays is swept away by the next process.
                     (self._folder / self._name).unlink(missing_ok=True)

@@ -4,22 +4,25 @@ Apart from the port, because everything here is about one engine and its driver,
 """
 
 import os
+import secrets
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from threading import Lock
 from typing import Any, Final, LiteralString
 
 import psycopg
 import psycopg_pool
 from eventsourcing.persistence import InterfaceError, OperationalError, PersistenceError
 from eventsourcing.postgres import PostgresApplicationRecorder, PostgresDatastore
-from psycopg import Cursor
+from psycopg import Connection, Cursor
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, tuple_row
 
 from refold.events.groups import GroupWriter, Outcome
+from refold.events.holds import Held, Hold, Holder, micros
 from refold.events.storage import (
     FOUND_MAX,
     PAYLOAD_TOPIC,
@@ -50,6 +53,19 @@ CREATE_TABLE: Final = """CREATE TABLE stored_events (
 CREATE_ORDER: Final = "CREATE UNIQUE INDEX stored_events_notification_id_idx ON stored_events (notification_id)"
 CREATE_STARTED: Final = "CREATE INDEX started_runs ON stored_events (notification_id) WHERE topic IN ('run_started', 'run_continued', 'run_forked')"
 assert all(f"'{topic}'" in CREATE_STARTED for topic in STARTS)
+CREATE_DRIVERS: Final = """CREATE UNLOGGED TABLE drivers (
+    run_id text COLLATE "C" PRIMARY KEY, hold bigint NOT NULL, life bigint NOT NULL, who text NOT NULL, since timestamptz NOT NULL, until timestamptz NOT NULL)"""
+"""Not logged, because no row in it outlives the server's connections: a commit waits for no disk."""
+LASTS: Final = """EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (l.classid::bigint << 32 | l.objid::bigint) = d.life)"""
+"""Whether somebody still has the lock that a row names as its life."""
+TAKE: Final = f"""INSERT INTO drivers AS d (run_id, hold, life, who, since, until)
+    VALUES (%s, %s, %s, %s, clock_timestamp(), clock_timestamp() + %s * interval '1 microsecond')
+    ON CONFLICT (run_id) DO UPDATE SET hold = excluded.hold, life = excluded.life, who = excluded.who, since = excluded.since, until = excluded.until
+    WHERE d.until <= clock_timestamp() OR NOT {LASTS}"""
+FIND: Final = f"""SELECT who, (extract(epoch FROM since) * 1000000)::bigint, (extract(epoch FROM until) * 1000000)::bigint
+    FROM drivers AS d WHERE run_id = %s AND until > clock_timestamp() AND {LASTS}"""
+EXTEND: Final = "UPDATE drivers SET until = clock_timestamp() + %s * interval '1 microsecond' WHERE run_id = %s AND hold = %s"
 SELECT_ROWS: Final = (
     "SELECT originator_version, topic, state FROM stored_events "
     "WHERE originator_id = %s AND originator_version > %s AND originator_version <= %s ORDER BY originator_version LIMIT %s"
@@ -74,8 +90,9 @@ class PostgresLog(Log):
             self._datastore = _Datastore(settings, schema, lock_timeout_s)
             recorder = _Recorder(self._datastore)
         self._writer = GroupWriter(_Committer(self._name, recorder), partial(_closed, self._name))
+        self._holds = _Holds(self._name, settings)
         self._process = os.getpid()
-        self._release = weakref.finalize(self, _release, self._writer, self._datastore, self._process)
+        self._release = weakref.finalize(self, _release, self._writer, self._holds, self._datastore, self._process)
 
     def _append(self, submission: Submission) -> None:
         self._check_process()
@@ -121,6 +138,17 @@ class PostgresLog(Log):
     def changed(self) -> int:
         newest: int | None = self._select("SELECT max(notification_id) FROM stored_events")[0][0]
         return newest or 0
+
+    def hold(self, run_id: str, who: str, ttl_s: float) -> Hold:
+        self._check_process()
+        return self._holds.take(run_id, who, ttl_s)
+
+    def holder(self, run_id: str) -> Holder | None:
+        self._check_process()
+        if not self._select("SELECT to_regclass('drivers')")[0][0]:
+            return None
+        rows = self._select(FIND, run_id)
+        return Holder(*rows[0]) if rows else None
 
     def close(self) -> None:
         self._release()
@@ -169,6 +197,106 @@ class _Committer:
         except (Conflict, StoreDamaged) as refused:
             return refused  # Checked before anything is written, so that there is nothing to roll back.
         return None
+
+
+class _Holds:
+    """Holds in a table, whose life is an advisory lock of one connection that is kept for them: the server lets go of it when the connection is gone.
+
+    The lock is of the connection and not of a run, so that a holder which was replaced cannot block its successor by living on.
+    Behind a pooler it needs one that leaves a connection to its client for as long as that stays.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        self._name, self._settings = name, settings
+        self._lock = Lock()
+        self._connection: Connection[tuple[Any, ...]] | None = None
+        self._life = 0
+        self._closed = False
+        _HOLDS.add(self)
+
+    def take(self, run_id: str, who: str, ttl_s: float) -> Hold:
+        token, ttl_us = secrets.randbits(63), micros(ttl_s)
+        while True:  # A round that finds nobody and takes nothing met somebody who let go in between.
+            taken, _ = self._execute(TAKE, run_id, token, None, who, ttl_us)
+            if taken == 1:
+                extend = partial(self._execute, EXTEND, ttl_us, run_id, token)
+                return Hold(run_id, who, ttl_s, lambda: extend()[0] == 1, lambda: self._let_go(run_id, token))
+            _, rows = self._execute(FIND, run_id)
+            if rows:
+                raise Held(run_id, Holder(*rows[0]))
+
+    def _let_go(self, run_id: str, token: int) -> None:
+        if not self._closed:  # That let go of everything.
+            self._execute("DELETE FROM drivers WHERE run_id = %s AND hold = %s", run_id, token)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+
+    def _execute(self, statement: LiteralString, *values: str | int | None) -> tuple[int, list[Any]]:
+        """One statement by itself, in which None stands for this life; once more where the connection turns out to be gone."""
+        with self._lock, _translated(self._name):
+            if self._closed:
+                raise _closed(self._name)
+            try:
+                return self._executed(self._opened(), statement, values)
+            except psycopg.OperationalError:
+                if self._connection is not None and not self._connection.broken:
+                    raise
+            return self._executed(self._opened(), statement, values)
+
+    def _executed(self, connection: Connection[tuple[Any, ...]], statement: LiteralString, values: Sequence[str | int | None]) -> tuple[int, list[Any]]:
+        cursor = connection.execute(statement, [self._life if value is None else value for value in values])
+        return cursor.rowcount, cursor.fetchall() if cursor.description else []
+
+    def _opened(self) -> Connection[tuple[Any, ...]]:
+        if self._connection is None or self._connection.broken:
+            self._connection = None
+            bounded = {"connect_timeout": 5, "tcp_user_timeout": 5000, **self._settings}
+            connection = psycopg.connect(**bounded, autocommit=True)
+            try:
+                before, self._life = self._life, secrets.randbits(63)
+                _make_drivers(connection)
+                connection.execute("SELECT pg_advisory_lock(%s)", (self._life,))
+                # What nobody took while the connection was gone is still ours.
+                connection.execute("UPDATE drivers SET life = %s WHERE life = %s", (self._life, before))
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def is_childs(self) -> None:
+        """In a forked child: lets go of the connection without a word to the server, which is still talking to the parent."""
+        self._closed = True
+        if self._connection is not None and not self._connection.closed:
+            nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(nowhere, self._connection.fileno(), inheritable=False)
+            os.close(nowhere)
+
+
+def _make_drivers(connection: Connection[tuple[Any, ...]]) -> None:
+    with connection.transaction():
+        connection.execute("SET LOCAL lock_timeout = '5s'")
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION_LOCK,))
+        found = connection.execute("SELECT to_regclass(quote_ident(current_schema()) || '.drivers')").fetchone()
+        if found is None or found[0] is None:
+            connection.execute(CREATE_DRIVERS)
+
+
+_HOLDS: Final[weakref.WeakSet[_Holds]] = weakref.WeakSet()
+
+
+def _not_the_childs() -> None:
+    """A forked child would keep the parent's connection alive, and with it the lock."""
+    for holds in list(_HOLDS):
+        holds.is_childs()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_not_the_childs)
 
 
 class _Recorder(PostgresApplicationRecorder):
@@ -236,9 +364,10 @@ def _prepare(name: str, url: str, *, create: bool) -> str:
         return str(schema)
 
 
-def _release(writer: GroupWriter, datastore: PostgresDatastore, process: int) -> None:
+def _release(writer: GroupWriter, holds: _Holds, datastore: PostgresDatastore, process: int) -> None:
     if os.getpid() == process:  # A forked child has neither the thread nor a right to these connections.
         writer.close()
+        holds.close()
         datastore.close()
 
 

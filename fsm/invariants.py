@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from refold.events import facts as f
 from refold.events.words import CallId
-from refold.fsm import bounds
+from refold.fsm import bounds, repeats
 from refold.fsm.history import History, Judge, Sign, Signs, broken
 
 
@@ -206,8 +206,8 @@ INVARIANTS: Final[dict[str, Named]] = {
     "I3": Named("every call ends in exactly one observation", every_call_has_one_observation),
     "I4": Named("every iteration consumes a bounded budget", bounds.iterations_are_bounded),
     "I5": Named("the runtime can stop without the model", bounds.ends_have_causes),
-    "I6": Named("identical actions cannot run without limit", bounds.identical_actions_are_limited),
-    "I7": Named("repeating cycles are detected", bounds.cycles_end_the_run),
+    "I6": Named("identical actions cannot run without limit", repeats.identical_actions_are_limited),
+    "I7": Named("repeating cycles are detected", repeats.cycles_end_the_run),
     "I9": Named("completion only after validation", completed_only_after_validation),
     "I10": Named("every state change has an event", state_changes_have_events),
     "I11": Named("no request is sent with an unanswered call in its history", requests_have_answered_calls),

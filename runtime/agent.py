@@ -32,6 +32,10 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
     what: Shown
 
 
+class OtherAgent(ValueError):
+    """The agent that is to drive a run on is not the one that it was begun with."""
+
+
 class NotEnded(ValueError):
     """Only a run that has ended can be continued."""
 
@@ -60,6 +64,8 @@ class Agent:
         answer_schema: dict[str, Any] | None = None,
         documents: Sequence[str] = (),
     ) -> None:
+        if plain := next((made for made in tools if not isinstance(made, Tool)), None):
+            raise ValueError(f"{getattr(plain, '__name__', plain)!r} is no tool: put @tool above the function, or make a Tool(...) of it")
         self.model, self.instructions, self.name = model, instructions, name
         self.tools = {made.name: made for made in tools}
         self.budgets, self.policy = budgets or Budgets(), policy or Policy()
@@ -90,10 +96,11 @@ class Agent:
         return result_of(store, journal.run, lost=driver.lost)
 
     async def resume(self, run_id: str, *, store: Store, heard: Callable[[Shown], None] | None = None, own_loop: bool = False) -> Result:
-        """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is. Raises UnknownRun, StoreUnavailable."""
+        """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is. Raises UnknownRun, OtherAgent, StoreUnavailable."""
         journal = Journal(store.log, run_id, own_loop=own_loop).load()
         if journal.run.state == "done" or _still_waits(journal.run):
             return result_of(store, journal.run)
+        self._check_tools(journal.run)
         journal.heard = heard
         driver = Driver(journal, self._cast(self._model(journal.run.begun), heard, journal.run.begun))
         await driver.drive()
@@ -149,6 +156,14 @@ class Agent:
                 await asyncio.wait({running})
 
     # -- what a run is begun and driven with
+
+    def _check_tools(self, run: Run) -> None:
+        """An agent that lacks a tool of the run would fail calls that were allowed: it is the wrong one."""
+        missing = [made.name for made in run.begun.tools if made.name != ASK_USER and made.name not in self.tools]
+        if missing:
+            raise OtherAgent(
+                f"run {run.id} was begun by the agent {run.begun.agent!r}, and this one, {self.name!r}, lacks its tools {', '.join(missing)}: name the right agent"
+            )
 
     def consults(self, setup: f.Setup | None = None) -> c.Consults:
         """The agent's code as a driver asks it; a run that began under other settings keeps its own."""

@@ -12,15 +12,17 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
 import msgspec
 
 from refold.events.words import Effect
-from refold.runtime.ports import ToolSpec
 from refold.runtime.schemas import Schema
 from refold.runtime.signatures import Signature, read_signature
 from refold.runtime.values import NotStorable, to_json
+
+if TYPE_CHECKING:
+    from refold.runtime.ports import ToolSpec
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every provider takes as the name of a tool."""
@@ -124,8 +126,10 @@ class Tool:
         return self.handler(*args, **kwargs)
 
     @cached_property
-    def spec(self) -> ToolSpec:
+    def spec(self) -> "ToolSpec":
         """The tool as the model is shown it."""
+        from refold.runtime.ports import ToolSpec  # a process that runs one handler needs none of it
+
         return ToolSpec(name=self.name, description=self.description, schema=self.schema)
 
     @cached_property
