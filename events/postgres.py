@@ -62,7 +62,8 @@ LASTS: Final = """EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'advisory
 TAKE: Final = f"""INSERT INTO drivers AS d (run_id, hold, life, who, since, until)
     VALUES (%s, %s, %s, %s, clock_timestamp(), clock_timestamp() + %s * interval '1 microsecond')
     ON CONFLICT (run_id) DO UPDATE SET hold = excluded.hold, life = excluded.life, who = excluded.who, since = excluded.since, until = excluded.until
-    WHERE d.until <= clock_timestamp() OR NOT {LASTS}"""
+    WHERE d.until <= clock_timestamp() OR NOT {LASTS} OR d.hold = excluded.hold"""
+"""The last condition is for a statement that is executed again, because the connection broke before it was known to be committed."""
 FIND: Final = f"""SELECT who, (extract(epoch FROM since) * 1000000)::bigint, (extract(epoch FROM until) * 1000000)::bigint
     FROM drivers AS d WHERE run_id = %s AND until > clock_timestamp() AND {LASTS}"""
 EXTEND: Final = "UPDATE drivers SET until = clock_timestamp() + %s * interval '1 microsecond' WHERE run_id = %s AND hold = %s"
@@ -219,8 +220,7 @@ class _Holds:
         while True:  # A round that finds nobody and takes nothing met somebody who let go in between.
             taken, _ = self._execute(TAKE, run_id, token, None, who, ttl_us)
             if taken == 1:
-                extend = partial(self._execute, EXTEND, ttl_us, run_id, token)
-                return Hold(run_id, who, ttl_s, lambda: extend()[0] == 1, lambda: self._let_go(run_id, token))
+                return Hold(run_id, who, ttl_s, lambda: self._execute(EXTEND, ttl_us, run_id, token)[0] == 1, lambda: self._let_go(run_id, token))
             _, rows = self._execute(FIND, run_id)
             if rows:
                 raise Held(run_id, Holder(*rows[0]))

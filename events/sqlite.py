@@ -213,7 +213,7 @@ class _Statements:
     Who drives need not survive a power cut, so the disk is not waited for; NORMAL and not less, because this connection may move the log's pages too.
     """
 
-    def __init__(self, path: str, pool: "_Pool", lock_timeout_s: float) -> None:
+    def __init__(self, path: str, pool: SQLiteConnectionPool, lock_timeout_s: float) -> None:
         self._path, self._pool, self._lock_timeout_s = path, pool, lock_timeout_s
         self._connection: SQLiteConnection | None = None
         self._lock = Lock()

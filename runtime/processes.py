@@ -26,7 +26,8 @@ EXIT_S: Final = 0.5
 """How long a process may take to exit once it has given its outcome."""
 TICK_S: Final = 0.05
 """How often it is looked whether the call is still wanted."""
-POLL_S: Final = 0.005
+POLL_S: Final = 0.002
+"""How often it is looked whether a process that is about to exit has."""
 PART_BYTES: Final = 1_048_576
 BOOT: Final = "import sys; _, reply_to, *sys.path[:] = sys.argv; del sys.argv[1:]; from refold.runtime.child import main; main(int(reply_to))"
 
@@ -88,8 +89,9 @@ class Child:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
         command = [sys.executable, *flags, "-c", BOOT, str(reply_to), *sys.path]
         shown = 2 if _is_open(2) else subprocess.DEVNULL  # what a handler prints is no result
-        # Unbuffered, so that closing it never writes.
-        return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=shown, stderr=shown, pass_fds=(reply_to,), start_new_session=True)
+        asked = subprocess.PIPE
+        # Unbuffered, so that closing it never writes. The command is our own interpreter; nothing that a model said is in it.
+        return subprocess.Popen(command, bufsize=0, stdin=asked, stdout=shown, stderr=shown, pass_fds=(reply_to,), start_new_session=True)  # noqa: S603
 
     # -- while it runs
 
@@ -144,18 +146,17 @@ class Child:
     # -- when it is over
 
     def _end(self, process: "subprocess.Popen[bytes]", reading: int) -> None:
-        """Leave no process behind: none of the group, unless the handler ended by itself, when what it left running is its own affair."""
-        if self._is_complete() and not self._stopping:
-            try:
-                process.wait(EXIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        else:
-            if not self._stopping:
-                _await_end(process, EXIT_S)  # to learn how it ended
-            # It is not reaped yet, so that its id, which is the group's, is still its own. What it started had its SIGTERM, and its grace for as long as
-            # the process that started it.
-            _to_group(process, signal.SIGKILL)
+        """Leave no process behind: none of the group, unless the handler ended by itself, when what it left running is its own affair.
+
+        The process is not reaped before the group is ended, so that its id, which is the group's, is still its own.
+        """
+        ends_at = time.monotonic() + EXIT_S
+        while not self._ctx.cancelled and not _has_ended(process) and time.monotonic() < ends_at:
+            time.sleep(POLL_S)
+        if self._ctx.cancelled or not self._is_complete():
+            _to_group(process, signal.SIGKILL)  # what the handler started had its SIGTERM, and its grace as long as the handler took
+        elif not _has_ended(process):
+            process.kill()
         process.wait()
         while not self._is_complete() and _is_readable(reading) and self._receive(reading):
             pass
@@ -210,12 +211,6 @@ def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True  # reaped by somebody else
-
-
-def _await_end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    ends_at = time.monotonic() + seconds
-    while not _has_ended(process) and time.monotonic() < ends_at:
-        time.sleep(POLL_S)
 
 
 def _to_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:

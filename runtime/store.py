@@ -7,7 +7,8 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -18,7 +19,8 @@ from refold.events.storage import Log
 from refold.events.words import RunId
 from refold.projections.run import Call, Run, replace
 from refold.runtime.consults import Consults
-from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader
+from refold.runtime.journal import HOST, USER, WHO, Journal, UnknownRun, loader
+from refold.runtime.ownership import DrivenElsewhere, taken
 from refold.runtime.text import visible, whole
 from refold.runtime.values import to_json
 
@@ -35,6 +37,17 @@ class Ambiguous(LookupError):
     def __init__(self, message: str, names: list[str]) -> None:
         super().__init__(message)
         self.names = names
+
+
+class Taken(NamedTuple):
+    """A human's word that is in the log: at which position, and about which call, as it was before.
+
+    `again`: the command was taken before and nothing was appended; `position` is that of the first time.
+    """
+
+    position: int
+    call: Call | None = None
+    again: bool = False
 
 
 class Store:
@@ -85,15 +98,15 @@ class Store:
 
     # -- verbs from outside
 
-    def answer_sync(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
-        """Answer a question. Gives the call as it was. Raises ValueError for an answer that shows nothing."""
+    def answer_sync(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Taken:
+        """Answer a question. Raises ValueError for an answer that shows nothing."""
         said = _said(text, "answer")
         return self._decide(
             run_id, call, "question", lambda _, asked: f.ClarificationReceived(call=asked.id, text=said, who=who, command_id=_id(command_id)), command_id
         )
 
-    async def answer(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Call:
-        """Answer a question. Gives the call as it was."""
+    async def answer(self, run_id: str, text: str, *, call: str | None = None, who: str = USER, command_id: str | None = None) -> Taken:
+        """Answer a question, as `answer_sync` does."""
         return await asyncio.to_thread(self.answer_sync, run_id, text, call=call, who=who, command_id=command_id)
 
     def approve_sync(
@@ -106,7 +119,7 @@ class Store:
         consults: Consults | None = None,
         who: str = USER,
         command_id: str | None = None,
-    ) -> Call:
+    ) -> Taken:
         """Allow a call, once, for exactly the arguments that were shown; `digest` insists on what was seen.
 
         With `arguments` (JSON) the call runs with those instead, once the agent's code (`consults`) has checked them, and the model is told who changed them.
@@ -133,23 +146,23 @@ class Store:
         consults: Consults | None = None,
         who: str = USER,
         command_id: str | None = None,
-    ) -> Call:
+    ) -> Taken:
         """Allow a call, as `approve_sync` does."""
         return await asyncio.to_thread(self.approve_sync, run_id, call, digest=digest, arguments=arguments, consults=consults, who=who, command_id=command_id)
 
-    def deny_sync(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
+    def deny_sync(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Taken:
         """Refuse a call and say why; wins over an approval that was not used yet."""
         return self._decide(
             run_id, call, "denial", lambda _, asked: f.ApprovalDenied(call=asked.id, reason=whole(reason), who=who, command_id=_id(command_id)), command_id
         )
 
-    async def deny(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Call:
+    async def deny(self, run_id: str, call: str | None = None, *, reason: str, who: str = USER, command_id: str | None = None) -> Taken:
         """Refuse a call and say why; wins over an approval that was not used yet."""
         return await asyncio.to_thread(self.deny_sync, run_id, call, reason=reason, who=who, command_id=command_id)
 
     def resolve_sync(
         self, run_id: str, call: str | None = None, *, verdict: Verdict, result: Any = None, who: str = USER, command_id: str | None = None
-    ) -> Call:
+    ) -> Taken:
         """Settle a call in doubt: it happened (with what result), it did not, or the model is told."""
         stored = msgspec.json.decode(to_json(result))
         return self._decide(
@@ -162,55 +175,60 @@ class Store:
 
     async def resolve(
         self, run_id: str, call: str | None = None, *, verdict: Verdict, result: Any = None, who: str = USER, command_id: str | None = None
-    ) -> Call:
+    ) -> Taken:
         """Settle a call in doubt, as `resolve_sync` does."""
         return await asyncio.to_thread(self.resolve_sync, run_id, call, verdict=verdict, result=result, who=who, command_id=command_id)
 
-    def say_sync(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
+    def say_sync(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> Taken:
         """A message that the next request shows, behind the results. Raises ValueError for one that shows nothing."""
         said = _said(text, "message")
-        self._live(run_id, lambda _: f.UserSaid(text=said, who=who, command_id=_id(command_id)), command_id)
+        return self._live(run_id, lambda _: f.UserSaid(text=said, who=who, command_id=_id(command_id)), command_id)[1]
 
-    async def say(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> None:
+    async def say(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> Taken:
         """A message that the next request shows, behind the results."""
-        await asyncio.to_thread(self.say_sync, run_id, text, who=who, command_id=command_id)
+        return await asyncio.to_thread(self.say_sync, run_id, text, who=who, command_id=command_id)
 
-    def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> None:
-        """End a run. Whoever drives it closes its calls; where nobody does, that is done here."""
-        journal = self._live(run_id, lambda _: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id)
-        if journal.run.state != "done" and journal.run.driver is None:
-            journal.command_sync(lambda run: (attach(run),) if run.driver is None and run.state != "done" else ())
+    def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> Taken:
+        """End a run. Whoever drives it closes its calls; where nobody does, because it waits or its driver is dead, that is done here."""
+        journal, said = self._live(run_id, lambda _: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id)
+        if journal.run.state != "done":
+            with suppress(DrivenElsewhere), taken(self.log, run_id, WHO):
+                journal.command_sync(lambda run: (attach(run),) if run.cancel is not None and run.state != "done" else ())
+        return said
 
-    async def cancel(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> None:
-        """End a run. Whoever drives it closes its calls; where nobody does, that is done here."""
-        await asyncio.to_thread(self.cancel_sync, run_id, reason, who=who, command_id=command_id)
+    async def cancel(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> Taken:
+        """End a run, as `cancel_sync` does."""
+        return await asyncio.to_thread(self.cancel_sync, run_id, reason, who=who, command_id=command_id)
 
-    def _live(self, run_id: str, fact: Callable[[Run], f.Input], command_id: str | None) -> Journal:
+    def _live(self, run_id: str, fact: Callable[[Run], f.Input], command_id: str | None) -> tuple[Journal, Taken]:
         """Append one fact to a run that has not ended; a command that was taken before is a no-op."""
         journal = self.journal(run_id)
+        said = Taken(0)
 
         def inputs(run: Run) -> tuple[f.Input, ...]:
-            if command_id is not None and command_id in run.commands:
+            nonlocal said
+            if command_id is not None and (places := run.commands.places(command_id)):
+                said = Taken(places[0], again=True)
                 return ()
             if run.state == "done":
                 raise NotAsked(f"run {run.id} has ended ({run.status}) and takes no more input; start another with: refold continue {run.id}")
+            said = Taken(run.position + 1)
             return (fact(run),)
 
         journal.command_sync(inputs)
-        return journal
+        return journal, said
 
-    def _decide(self, run_id: str, name: str | None, kind: str, fact: Callable[[Run, Call], f.Input], command_id: str | None) -> Call:
-        """Append a human's decision on one call; gives the call as it was."""
-        chosen: list[Call] = []
+    def _decide(self, run_id: str, name: str | None, kind: str, fact: Callable[[Run, Call], f.Input], command_id: str | None) -> Taken:
+        """Append a human's decision on one call."""
+        chosen: Call | None = None
 
         def one(run: Run) -> f.Input:
-            chosen[:] = [asked(run, name, kind)]
-            return fact(run, chosen[0])
+            nonlocal chosen
+            chosen = asked(run, name, kind)
+            return fact(run, chosen)
 
-        self._live(run_id, one, command_id)
-        if not chosen:
-            raise NotAsked(f"the command {command_id} was taken before")
-        return chosen[0]
+        _, said = self._live(run_id, one, command_id)
+        return said if said.again else said._replace(call=chosen)
 
 
 def asked(run: Run, name: str | None, kind: str) -> Call:

@@ -192,6 +192,8 @@ def _complaints(tool: Tool) -> Sequence[str]:
         wrong.append("the description must be a text")
     if not callable(tool.handler):
         wrong.append("the handler must be callable")
+    elif tool.signature is None and not _takes_arguments_and_context(tool.handler):
+        wrong.append("the handler of a tool with a schema must take (arguments, ctx)")
     if tool.effect not in get_args(Effect):
         wrong.append(f"effect must be one of {', '.join(get_args(Effect))}")
     if tool.approval not in ("never", "always") and not callable(tool.approval):
@@ -221,6 +223,17 @@ def _out_of_reach(handler: object) -> str:
     if getattr(module, "__spec__", None) is None:
         return f"its module {handler.__module__} was not imported from a file"
     return ""
+
+
+def _takes_arguments_and_context(handler: Handler) -> bool:
+    """Whether it can be called with two positional arguments, as far as can be told."""
+    try:
+        inspect.signature(handler).bind({}, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say
+        return True
+    return True
 
 
 def _is_positive(seconds: object) -> bool:

@@ -121,10 +121,13 @@ def _process(trial: Trial, log: Log, fate: Fate, heard: list[bytes], own_loop: b
             heard.append(shown.stored)
 
     store, agent = Store(log, "memory:"), mortal(trial.agent(), fate)
-    if log.head(RUN) is None:
-        result = asyncio.run(agent.run(trial.goal, store=store, run_id=RUN, heard=hear, own_loop=own_loop))
-    else:
-        result = asyncio.run(agent.resume(RUN, store=store, heard=hear, own_loop=own_loop))
+    try:
+        if log.head(RUN) is None:
+            result = asyncio.run(agent.run(trial.goal, store=store, run_id=RUN, heard=hear, own_loop=own_loop))
+        else:
+            result = asyncio.run(agent.resume(RUN, store=store, heard=hear, own_loop=own_loop))
+    finally:
+        log.close()  # the process is no more, and what it held with it
     for call in result.run.calls if result.run.waits else ():
         if call.phase in ("waiting", "doubt"):
             trial.human(store, RUN, call)

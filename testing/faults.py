@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, Literal
 
+from refold.events.holds import Hold, Holder
 from refold.events.storage import Conflict, Log, Row, StoreUnavailable, Submission
 from refold.events.words import Digest
 from refold.projections.run import Run
@@ -19,8 +20,9 @@ from refold.runtime.agent import Agent
 from refold.runtime.consults import Validator
 from refold.runtime.tools import Tool
 
-Place = Literal["append", "appended", "request", "part", "answered", "tool", "acted", "validator", "policy"]
-"""Where a fault may come: before an append, behind one that is stored; before a request, behind each of its parts, at its end; before and behind a handler; in a validator, in an approval predicate."""
+Place = Literal["append", "appended", "request", "part", "answered", "tool", "acted", "validator", "policy", "reconcile"]
+"""Where a fault may come: before an append, behind one that is stored; before a request, behind each of its parts, at its end; before and behind a handler;
+in a validator, in an approval predicate, where a tool is asked what became of a call."""
 Fault = Literal["death", "unavailable", "conflict"]
 """`unavailable` behind an append is the ambiguous one: it is stored, and the writer is told that the store failed. `conflict` is one that somebody else's append would have caused."""
 
@@ -63,11 +65,12 @@ class FaultyLog(Log):
 
     def __init__(self, log: Log, fate: Fate | None = None) -> None:
         self.log, self.fate = log, fate or Fate()
+        self._holds: list[Hold] = []
 
     def _append(self, submission: Submission) -> None:
         self._strike_before(submission)
         self.log.append(*submission[:-1], create=submission.create)
-        self._strike_behind()
+        self._strike_behind(submission)
 
     def _submit(self, submission: Submission) -> "Future[None]":
         try:
@@ -75,7 +78,7 @@ class FaultyLog(Log):
             future = self.log.submit(*submission[:-1], create=submission.create)
             wait([future])
             if future.exception() is None:
-                self._strike_behind()
+                self._strike_behind(submission)
         except (Conflict, StoreUnavailable) as error:
             return _refused(error)
         return future
@@ -87,7 +90,7 @@ class FaultyLog(Log):
         if fault == "conflict":
             raise Conflict(submission.run_id, submission.expected, submission.expected)
 
-    def _strike_behind(self) -> None:
+    def _strike_behind(self, submission: Submission) -> None:
         if self.fate.meets("appended") is not None:
             raise StoreUnavailable("the store failed after it stored everything: a fault on demand")
 
@@ -112,8 +115,17 @@ class FaultyLog(Log):
     def changed(self) -> int:
         return self.log.changed()
 
+    def hold(self, run_id: str, who: str, ttl_s: float) -> Hold:
+        self._holds.append(self.log.hold(run_id, who, ttl_s))
+        return self._holds[-1]
+
+    def holder(self, run_id: str) -> Holder | None:
+        return self.log.holder(run_id)
+
     def close(self) -> None:
-        """The log behind it belongs to the next process."""
+        """The log behind it belongs to the next process; the right to drive dies with this one."""
+        for hold in self._holds:
+            hold.release()
 
 
 def _refused(error: Exception) -> "Future[None]":
@@ -175,17 +187,20 @@ def mortal_tool(tool: Tool, fate: Fate) -> Tool:
         finally:
             fate.meets("acted")
 
-    approval = _mortal_predicate(tool.approval, fate) if callable(tool.approval) else tool.approval
-    return replace(tool, handler=performed_async if inspect.iscoroutinefunction(handler) else performed, approval=approval)
+    approval = _mortal(tool.approval, fate, "policy") if callable(tool.approval) else tool.approval
+    reconcile = _mortal(tool.reconcile, fate, "reconcile") if tool.reconcile is not None else None
+    return replace(tool, handler=performed_async if inspect.iscoroutinefunction(handler) else performed, approval=approval, reconcile=reconcile)
 
 
-def _mortal_predicate(predicate: Callable[[dict[str, Any]], object], fate: Fate) -> Callable[[dict[str, Any]], object]:
-    @functools.wraps(predicate)
-    def asked(arguments: dict[str, Any]) -> object:
-        fate.meets("policy")
-        return predicate(arguments)
+def _mortal(asked: Callable[[Any], Any], fate: Fate, place: Place) -> Callable[[Any], Any]:
+    """A function of one argument that passes a place before it answers."""
 
-    return asked
+    @functools.wraps(asked)
+    def answered(argument: Any) -> Any:
+        fate.meets(place)
+        return asked(argument)
+
+    return answered
 
 
 def _mortal_validator(name: str, validator: Validator, fate: Fate) -> Validator:

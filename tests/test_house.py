@@ -14,7 +14,7 @@ import refold
 ROOT = Path(refold.__file__).parent
 LAYERS = ("events", "projections", "fsm", "diagrams", "runtime", "testing")
 PURE = ("events", "projections", "fsm", "diagrams")
-STORES = {"events/memory.py", "events/sqlite.py", "events/postgres.py", "events/groups.py", "events/log.py", "events/storage.py"}
+STORES = {"events/holds.py", "events/memory.py", "events/sqlite.py", "events/postgres.py", "events/groups.py", "events/log.py", "events/storage.py"}
 WORLD = {"time", "random", "uuid", "os", "threading", "asyncio", "anyio", "logging", "socket", "secrets", "subprocess", "concurrent", "sqlite3"}
 DOORS = {
     "eventsourcing": {"events/memory.py", "events/sqlite.py", "events/postgres.py"},

@@ -13,7 +13,7 @@ from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.render import fields, one_line, visible
-from refold.runtime.store import NotAsked, Store
+from refold.runtime.store import NotAsked, Store, Verdict
 from refold.runtime.text import visible as says_something
 
 BY_OPTION = "--approve"
@@ -25,7 +25,7 @@ def decided(options: o.Driving, store: Store, run: Run, interruption: Interrupti
     granted = [one for one in asked if one["kind"] == "approval" and one["name"] in options.approve]
     for one in granted:
         _append(partial(store.approve_sync, run.id, one["call_id"], digest=one["digest"], who=BY_OPTION))
-    left = [one for one in asked if one not in granted and one["kind"] != "doubt"]
+    left = [one for one in asked if one not in granted]
     if not left or options.no_input or sys.stdin is None or not sys.stdin.isatty():
         return bool(granted)
     answered = len(granted)
@@ -51,9 +51,15 @@ def _ask(store: Store, run_id: str, one: dict[str, Any]) -> None:
             text = _read("> ")
         _append(partial(store.answer_sync, run_id, text, call=one["call_id"]))
         return None
-    output.note(f"\n{one['name']} waits for your approval ({one_line(one['reason'])}):")
+    output.note(
+        f"\nIt is not known whether {one['name']} took place ({one_line(one['reason'])}):"
+        if one["kind"] == "doubt"
+        else f"\n{one['name']} waits for your approval ({one_line(one['reason'])}):"
+    )
     for line in fields(one["arguments"]):
         output.note(line)
+    if one["kind"] == "doubt":
+        return _settle(store, run_id, one)
     while True:
         word = _read("Allow it? [y/n] ").strip().lower()
         if word in ("y", "yes"):
@@ -61,6 +67,15 @@ def _ask(store: Store, run_id: str, one: dict[str, Any]) -> None:
         if word in ("n", "no"):
             reason = _read("Why not? The model is told: ")
             return _append(partial(store.deny_sync, run_id, one["call_id"], reason=reason if says_something(reason) else "the user said no"))
+
+
+def _settle(store: Store, run_id: str, one: dict[str, Any]) -> None:
+    """Ask what became of a call until it is said."""
+    verdicts: dict[str, Verdict] = {"y": "happened", "n": "did_not_happen", "?": "tell_model"}
+    word = ""
+    while word not in verdicts:
+        word = _read("Did it take place? [y/n, or ? to tell the model that nobody knows] ").strip().lower()[:1]
+    _append(partial(store.resolve_sync, run_id, one["call_id"], verdict=verdicts[word]))
 
 
 def _append(decide: Callable[[], object]) -> None:
@@ -73,9 +88,7 @@ def _append(decide: Callable[[], object]) -> None:
 
 def _read(prompt: str) -> str:
     """A line from the terminal; the prompt goes to standard error, where it is no result."""
-    output.flush()
-    sys.stderr.write(prompt)
-    sys.stderr.flush()
+    output.prompt(prompt)
     line = sys.stdin.readline()
     if not line:
         raise EOFError

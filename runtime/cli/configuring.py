@@ -2,26 +2,31 @@
 
 import copy
 import os
-from typing import Any
+from typing import Any, Final
 
-from refold.events import facts as f
+from refold.events import facts as f, settings as recorded
 from refold.runtime import models, settings
 from refold.runtime.agent import Agent
 from refold.runtime.cli.exits import Refused
 from refold.runtime.cli.options import Driving
 from refold.runtime.ports import Model
 
-SHORT = {"max_turns": "budgets.max_turns", "max_cost": "budgets.max_cost_usd", "timeout": "budgets.timeout_s"}
+SHORT: Final = {"max_turns": "budgets.max_turns", "max_cost": "budgets.max_cost_usd", "timeout": "budgets.timeout_s"}
+LOCAL: Final = ("offline", "script")
+"""Models without an address and without settings."""
 
 
 def for_new(agent: Agent, options: Driving) -> Agent:
-    """The agent for a run that is about to begin. Raises WrongSetting, UnknownModel, and what a provider raises for a model that cannot be had."""
-    made = copy.copy(agent)
-    made.budgets, made.policy, model_settings = settings.apply(options.settings, agent.budgets, agent.policy)
-    for field, key in SHORT.items():
-        if (value := getattr(options, field)) is not None:
-            made.budgets = _limited(made, f"--{field.replace('_', '-')} {value}", f"{key}={value}")
+    """The agent for a run that is about to begin. Raises Refused, WrongSetting."""
+    made, model_settings = _laid_over(agent, options, agent.budgets, agent.policy)
     made.model = _model(agent.model if options.model is None else options.model, options.base_url, model_settings)
+    return made
+
+
+def for_continuation(agent: Agent, options: Driving, setup: f.Setup) -> Agent:
+    """The agent for a new run that goes on from an ended one: what is not given is as it was there. Raises as `for_new`."""
+    made, model_settings = _laid_over(agent, options, setup.budgets, setup.policy)
+    made.model = _model_for(agent, options, setup, model_settings)
     return made
 
 
@@ -36,9 +41,18 @@ def for_record(agent: Agent, options: Driving, setup: f.Setup) -> Agent:
             f"{fixed[0]}: budgets and policy of a run are fixed when it begins; once it has ended, go on under others with: refold continue RUN --set KEY=VALUE"
         )
     made = copy.copy(agent)
-    base_url, held = (setup.base_url or None, setup.model_settings) if options.model is None else (None, {})
-    made.model = _model(_recorded(agent, setup) if options.model is None else options.model, options.base_url or base_url, held | model_settings)
+    made.model = _model_for(agent, options, setup, model_settings)
     return made
+
+
+def _laid_over(agent: Agent, options: Driving, budgets: recorded.Budgets, policy: recorded.Policy) -> tuple[Agent, dict[str, Any]]:
+    """A copy with these limits and rules under those of the command line, and the settings that are for the model."""
+    made = copy.copy(agent)
+    made.budgets, made.policy, model_settings = settings.apply(options.settings, budgets, policy)
+    for field, key in SHORT.items():
+        if (value := getattr(options, field)) is not None:
+            made.budgets = _limited(made, f"--{field.replace('_', '-')} {value}", f"{key}={value}")
+    return made, model_settings
 
 
 def _limited(agent: Agent, typed: str, setting: str) -> settings.Budgets:
@@ -46,6 +60,13 @@ def _limited(agent: Agent, typed: str, setting: str) -> settings.Budgets:
         return settings.apply([setting], agent.budgets, agent.policy)[0]
     except settings.WrongSetting as error:
         raise Refused(f"{typed}: {str(error).partition(': ')[2]}") from None
+
+
+def _model_for(agent: Agent, options: Driving, setup: f.Setup, model_settings: dict[str, Any]) -> Model:
+    """The model that is given, else the one of the record with the address and the settings that it had."""
+    if options.model is not None:
+        return _model(options.model, options.base_url, model_settings)
+    return _model(_recorded(agent, setup), options.base_url or setup.base_url or None, setup.model_settings | model_settings)
 
 
 def _recorded(agent: Agent, setup: f.Setup) -> str | Model | None:
@@ -62,4 +83,11 @@ def _model(model: str | Model | None, base_url: str | None, model_settings: dict
         if base_url or model_settings:
             raise Refused("the agent brings its own model object, so --base-url and model settings have nothing to reach: give a --model too")
         return model
-    return models.resolve(model or os.environ.get("REFOLD_MODEL") or models.DEFAULT, base_url=base_url, settings=model_settings)
+    spec = model or os.environ.get("REFOLD_MODEL") or models.DEFAULT
+    if spec.partition(":")[0] in LOCAL and (base_url or model_settings):
+        given = "--base-url" if base_url else f"--set model.{next(iter(model_settings))}"
+        raise Refused(f"{given}: the model {spec} is on this machine and has nothing to set; give a --model that is reached over the network, or leave it out")
+    try:
+        return models.resolve(spec, base_url=base_url, settings=model_settings)
+    except ValueError as error:
+        raise Refused(str(error)) from None

@@ -42,8 +42,11 @@ WRONG: Final = (
     "events.storage:StoreMissing",
     "fsm.revisions:UnsupportedEngine",
     "runtime.cli.parsing:Misused",
+    "runtime.agent:NotEnded",
+    "runtime.agent:OtherAgent",
     "runtime.documents:DocumentsError",
     "runtime.driver:RunExists",
+    "runtime.journal:OtherHistory",
     "runtime.journal:UnknownRun",
     "runtime.models:UnknownModel",
     "runtime.providers.script:ScriptError",
@@ -54,7 +57,7 @@ WRONG: Final = (
     "runtime.transfer:DamagedFile",
     "runtime.transfer:OtherRun",
 )
-BUSY: Final = ("events.storage:StoreUnavailable", "runtime.journal:LostOwnership", "runtime.journal:TooManyConflicts")
+BUSY: Final = ("events.storage:StoreUnavailable", "runtime.journal:LostOwnership", "runtime.journal:TooManyConflicts", "runtime.ownership:DrivenElsewhere")
 BROKEN: Final = ("events.codec:Unreadable", "events.storage:PayloadMissing", "fsm.machine:Illegal")
 """What the layers below raise, by name: a class that was raised is loaded, and the others need not be."""
 

@@ -11,7 +11,8 @@ from typing import Final
 from refold.runtime.cli.parsing import argument, option, switch, whole_number
 
 DEFAULT_STORE: Final = "sqlite:///.refold/log.db"
-OUTPUT, AGENT, LIMITS, PEOPLE = "Output and store", "What runs", "Limits", "Humans and interruptions"
+NAMED: Final = "a run's id, the beginning of one, or last"
+OUTPUT, AGENT, LIMITS, PEOPLE, VERDICT = "Output and store", "What runs", "Limits", "Humans and interruptions", "What became of it (exactly one)"
 
 
 @dataclass(kw_only=True)
@@ -31,7 +32,7 @@ class Driving(Common):
 
     docs: tuple[str, ...] = option("--docs", "DIR", "answer from the documents in this folder; may be given several times", group=AGENT, many=True)
     agent: str | None = option("--agent", "MODULE:NAME", "your own agent (or REFOLD_AGENT, or a name from [tool.refold.agents])", group=AGENT)
-    model: str | None = option("--model", "SPEC", "offline, script:FILE, openai:NAME, anthropic:NAME, ... (or REFOLD_MODEL)", group=AGENT)
+    model: str | None = option("--model", "SPEC", "offline, or script:FILE which plays turns from a file (or REFOLD_MODEL)", group=AGENT)
     base_url: str | None = option("--base-url", "URL", "where the provider is reached", group=AGENT)
     settings: tuple[str, ...] = option(
         "--set", "KEY=VALUE", "a setting, such as budgets.max_turns=6, policy.on_tool_error=stop, model.stream=false", group=AGENT, many=True
@@ -53,25 +54,44 @@ class Driving(Common):
 
 
 @dataclass(kw_only=True)
-class Run(Driving):
+class Beginning(Driving):
+    """What every command takes that begins a run."""
+
+    run_id: str | None = option("--run-id", "ID", "the id of the new run", group=AGENT)
+
+
+@dataclass(kw_only=True)
+class Run(Beginning):
     """refold run"""
 
     goal: str = argument("GOAL", "what is to be done; - reads it from standard input, @FILE from a file")
-    run_id: str | None = option("--run-id", "ID", "the id of the new run", group=AGENT)
 
 
 @dataclass(kw_only=True)
 class Resume(Driving):
     """refold resume"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
+
+
+@dataclass(kw_only=True)
+class Continue(Beginning):
+    """refold continue"""
+
+    run: str = argument("RUN", f"{NAMED}; it has ended")
+    message: str = argument("MESSAGE", "what you say now; - reads it from standard input, @FILE from a file", optional=True)
+
+
+@dataclass(kw_only=True)
+class Chat(Beginning):
+    """refold chat"""
 
 
 @dataclass(kw_only=True)
 class Show(Common):
     """refold show"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
     at: int | None = option("--at", "N", "as it was after record N", read=whole_number)
     prompt: bool = switch("--prompt", "the exact request that was open there")
 
@@ -80,7 +100,7 @@ class Show(Common):
 class Log(Common):
     """refold log"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
     follow: bool = switch("--follow -f", "go on with new records until the run ends")
     types: str | None = option("--types", "T,T", "only records of these types")
     full: bool = switch("--full", "with large values in their place")
@@ -99,7 +119,19 @@ class Pending(Common):
 
 
 @dataclass(kw_only=True)
-class Deciding(Driving):
+class Doctor(Common):
+    """refold doctor"""
+
+
+@dataclass(kw_only=True)
+class Commanding(Common):
+    """What every word from outside takes."""
+
+    command_id: str | None = option("--command-id", "ID", "a name for this command: given again, it does nothing and says so", group=PEOPLE)
+
+
+@dataclass(kw_only=True)
+class Deciding(Commanding, Driving):
     """What a human's word to a waiting run takes."""
 
     resume: bool = switch("--resume", "drive the run on at once", group=PEOPLE)
@@ -109,8 +141,8 @@ class Deciding(Driving):
 class Answer(Deciding):
     """refold answer"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
-    text: str = argument("TEXT", "the answer")
+    run: str = argument("RUN", NAMED)
+    text: str = argument("TEXT", "the answer; - reads it from standard input, @FILE from a file")
     call: str | None = option("--call", "CALL", "which question, where there are several", group=PEOPLE)
 
 
@@ -118,10 +150,11 @@ class Answer(Deciding):
 class Approve(Deciding):
     """refold approve"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
     named: str = argument("CALL", "which call, where several wait", optional=True)
     call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
     all: bool = switch("--all", "every call that waits for approval", group=PEOPLE)
+    arguments: str | None = option("--arguments", "JSON|@FILE", "run it with these arguments instead; the agent's code checks them", group=PEOPLE)
     digest: str | None = option("--digest", "D", "only if this is what is approved (see refold pending --json)", group=PEOPLE)
 
 
@@ -129,7 +162,7 @@ class Approve(Deciding):
 class Deny(Deciding):
     """refold deny"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
     named: str = argument("CALL", "which call, where several wait", optional=True)
     call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
     all: bool = switch("--all", "every call that waits for approval", group=PEOPLE)
@@ -137,18 +170,31 @@ class Deny(Deciding):
 
 
 @dataclass(kw_only=True)
-class Say(Common):
+class Resolve(Deciding):
+    """refold resolve"""
+
+    run: str = argument("RUN", NAMED)
+    named: str = argument("CALL", "which call, where several are in doubt", optional=True)
+    call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
+    happened: bool = switch("--happened", "it took place", group=VERDICT)
+    result: str | None = option("--result", "JSON|@FILE", "with --happened: what it gave", group=VERDICT)
+    did_not_happen: bool = switch("--did-not-happen", "it did not take place", group=VERDICT)
+    tell_model: bool = switch("--tell-model", "nobody knows: the model is told so", group=VERDICT)
+
+
+@dataclass(kw_only=True)
+class Say(Deciding):
     """refold say"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
     text: str = argument("TEXT", "the message; the next turn shows it")
 
 
 @dataclass(kw_only=True)
-class Cancel(Common):
+class Cancel(Commanding):
     """refold cancel"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
     reason: str = option("--reason", "TEXT", "why", default="")
     no_wait: bool = switch("--no-wait", "do not wait until it has ended")
 
@@ -181,7 +227,7 @@ class Verify(Common):
 class Export(Common):
     """refold export"""
 
-    run: str = argument("RUN", "a run's id, the beginning of one, or last")
+    run: str = argument("RUN", NAMED)
 
 
 @dataclass(kw_only=True)
@@ -196,7 +242,7 @@ class Diagram(Common):
     """refold diagram"""
 
     runs: tuple[str, ...] = argument("RUN", "draw these runs over the machine", many=True, optional=True)
-    format: str = option("--format", "NAME", "mermaid, dot or svg", default="mermaid")
+    format: str = option("--format", "NAME", "mermaid, dot, svg or table", default="mermaid")
 
 
 @dataclass(frozen=True)
@@ -213,6 +259,8 @@ RUNNING, WATCHING, TALKING, CHECKING = "Run", "Look", "Answer", "Prove"
 COMMANDS: Final[dict[str, Command]] = {
     "run": Command(Run, "running:run", "start a run for a goal and drive it", RUNNING),
     "resume": Command(Resume, "running:resume", "drive an unfinished run on", RUNNING),
+    "continue": Command(Continue, "running:continue_", "a new run that goes on from an ended one", RUNNING),
+    "chat": Command(Chat, "chatting:chat", "run, then continue with every further line", RUNNING),
     "cancel": Command(Cancel, "humans:cancel", "end a run, whoever drives it", RUNNING),
     "runs": Command(Runs, "reading:runs", "list the runs of the store", WATCHING),
     "show": Command(Show, "reading:show", "a run as it is, or as it was after any record", WATCHING),
@@ -222,7 +270,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "answer": Command(Answer, "humans:answer", "answer a run's question", TALKING),
     "approve": Command(Approve, "humans:approve", "allow a call that waits for approval", TALKING),
     "deny": Command(Deny, "humans:deny", "refuse a call and say why", TALKING),
+    "resolve": Command(Resolve, "humans:resolve", "say what became of a call in doubt", TALKING),
     "say": Command(Say, "humans:say", "a message that the next turn shows", TALKING),
+    "doctor": Command(Doctor, "doctor:doctor", "what needs somebody, in all runs, and how large the store is", CHECKING),
     "replay": Command(Replay, "checking:replay", "derive a run again from what the world said, and compare", CHECKING),
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),
     "export": Command(Export, "checking:export", "a run as one JSON Lines file on stdout", CHECKING),

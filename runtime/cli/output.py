@@ -34,7 +34,7 @@ def raw(data: bytes, *, flush: bool = False) -> bool:
 
 def document(value: Any) -> bool:
     """One JSON document: on one line for programs, indented in a terminal."""
-    import msgspec
+    import msgspec  # not for `refold --help`
 
     data = msgspec.json.encode(value)
     return raw((msgspec.json.format(data, indent=2) if sys.stdout is not None and sys.stdout.isatty() else data) + b"\n")
@@ -46,9 +46,15 @@ def note(text: str) -> None:
     _write(sys.stderr, text + "\n")
 
 
+def prompt(text: str) -> None:
+    """What is asked at the terminal, on standard error, where it is no result."""
+    flush()
+    _write(sys.stderr, text)
+
+
 def complain(text: str) -> None:
     """What was wrong and what to do: one line, whatever is in it."""
-    from refold.runtime.cli.render import one_line
+    from refold.runtime.cli.render import one_line  # nor this
 
     note(f"refold: {one_line(text)}")
 

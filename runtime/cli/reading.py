@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any, Final
 
-from refold.events.codec import Unreadable, full_line, read
+import msgspec
+
+from refold.events.codec import FACTS, Unreadable, full_line, read
 from refold.events.payloads import Load
 from refold.events.storage import PayloadMissing, StoreMissing
 from refold.events.words import RunId
@@ -13,10 +16,12 @@ from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output, viewing
 from refold.runtime.cli.exits import COMPLETED, Refused
-from refold.runtime.cli.render import Page, clock, cut, one_line, since
+from refold.runtime.cli.render import Page, clock, cut, one_line, since, until
 from refold.runtime.cli.stores import opened, waiting_lines
 from refold.runtime.cli.telling import words
 from refold.runtime.journal import loader
+from refold.runtime.requests import request_of
+from refold.runtime.show import NoSuchPosition, View, inherited_if_there, show as shown
 from refold.runtime.store import Store
 
 FOLLOW_S: Final = 0.1
@@ -25,8 +30,6 @@ STATUSES: Final = ("running", "waiting_for_user", "completed", "stopped", "faile
 
 def show(options: o.Show) -> int:
     """A run at a position."""
-    from refold.runtime.show import show as shown
-
     with opened(options) as store:
         run_id = store.find(options.run)
         if options.prompt:
@@ -41,16 +44,14 @@ def show(options: o.Show) -> int:
 
 def _prompt(options: o.Show, store: Store, run_id: RunId) -> int:
     """The request that was open at a position, made again from the log."""
-    import msgspec
-
-    from refold.runtime.requests import request_of
-    from refold.runtime.show import View, show as shown
-
-    shown(store, run_id, options.at)  # says so where there is no such position
-    records = list(store.read(run_id, upto=options.at))
-    view = View(records)
+    records = list(store.read(run_id))
+    first, last = records[0].position, records[-1].position
+    at = last if options.at is None else options.at
+    if not first <= at <= last:
+        raise NoSuchPosition(f"run {run_id} has no position {at}: it has {first} to {last}")
+    view = View([record for record in records if record.position <= at], inherited_if_there(store, records[0].fact))
     if view.run.request is None or view.run.state != "streaming_model":
-        asked = [str(record.position) for record in store.read(run_id) if record.type == "model_requested"]
+        asked = [str(record.position) for record in records if record.type == "model_requested"]
         raise Refused(
             f"no request is open at position {view.run.position} of run {run_id}; requests were made at {', '.join(asked) or 'none'}: give one with --at"
         )
@@ -116,15 +117,11 @@ def _in_words(stored: bytes, load: Load, page: Page) -> str:
 
 
 def _types(given: str | None) -> set[str] | None:
-    from refold.events.codec import FACTS
-
     if given is None:
         return None
     types = {name.strip() for name in given.split(",") if name.strip()}
     unknown = sorted(types - FACTS.keys())
     if unknown or not types:
-        from difflib import get_close_matches
-
         near = get_close_matches(unknown[0], FACTS, n=1) if unknown else []
         raise Refused(
             f"--types {given}: there is no record of type {unknown[0] if unknown else given!r}"
@@ -149,15 +146,10 @@ def runs(options: o.Runs) -> int:
         return COMPLETED
     page = Page()
     rows = [(row["run_id"], row["status"], str(row["turns"]), since(row["started_at"]) if row["started_at"] else "", one_line(row["goal"])) for row in found]
-    rows = [(run_id, _word(status), turns, started, goal) for run_id, status, turns, started, goal in rows]
     for line in page.table(("RUN", "STATUS", "TURNS", "STARTED", "GOAL"), rows):
         if not output.line(line):
             break
     return COMPLETED
-
-
-def _word(status: str) -> str:
-    return "waiting" if status == "waiting_for_user" else status
 
 
 def _listed(options: o.Common) -> list[dict[str, Any]]:
@@ -208,9 +200,15 @@ def pending(options: o.Pending) -> int:
     page = Page()
     for number, asked in enumerate(found):
         first, *rest = waiting_lines(options, asked)
-        lines = [*page.paragraphs(first), page.paint(f"    asked {since(asked['since'])}", "dim"), *(page.paint(line, "cyan") for line in rest)]
+        lines = [*page.paragraphs(first), page.paint(f"    {_asked(asked)}", "dim"), *(page.paint(line, "cyan") for line in rest)]
         output.line("\n".join([""] * (number > 0) + lines))
     return COMPLETED
+
+
+def _asked(asked: dict[str, Any]) -> str:
+    """Since when it waits, and until when."""
+    expires = f", expires {until(asked['expires_at'])}" if asked["expires_at"] is not None else ""
+    return f"{'in doubt' if asked['kind'] == 'doubt' else 'asked'} {since(asked['since'])}{expires}"
 
 
 def _waiting(options: o.Common) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
+import msgspec
+
 HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
 """Controls, reordering marks and halves of characters: what could move the cursor or make a text look like another."""
 COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
@@ -101,7 +103,8 @@ class Page:
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Rows in columns. The last one takes what is left; where that is too little it stands on a line of its own."""
-        widths = [max(width_of(row[n]) for row in (titles, *rows)) for n in range(len(titles) - 1)]
+        shown = [[STATUS.get(cell, (cell, ""))[0] if title == "STATUS" else cell for title, cell in zip(titles, row, strict=True)] for row in rows]
+        widths = [max(width_of(row[n]) for row in (titles, *shown)) for n in range(len(titles) - 1)]
         taken = sum(widths) + 2 * len(widths)
         below = self.width is not None and self.width - taken < 24
         head = "  ".join(padded(title, columns) for title, columns in zip(titles, widths, strict=False)) + ("" if below else f"  {titles[-1]}")
@@ -120,11 +123,29 @@ class Page:
 
 def since(at_us: int) -> str:
     """How long ago a moment was, as people say it."""
-    seconds = max(0, time.time_ns() // 1000 - at_us) // 1_000_000
+    return f"{_span(time.time_ns() // 1000 - at_us)} ago"
+
+
+def until(at_us: int) -> str:
+    """When a moment comes, or that it is past."""
+    left_us = at_us - time.time_ns() // 1000
+    return f"in {_span(left_us)}" if left_us > 0 else since(at_us)
+
+
+def _span(us: int) -> str:
+    seconds = max(0, us) // 1_000_000
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago"
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def bytes_of(size: int) -> str:
+    """A size in bytes as people say it."""
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
+        if size >= 1000**power:
+            return f"{size / 1000**power:.1f} {unit}"
+    return f"{size} B"
 
 
 def clock(at_us: int) -> str:
@@ -182,6 +203,4 @@ def _piece(value: Any) -> str:
 
 def compact(value: Any) -> str:
     """A JSON value on one line."""
-    import msgspec
-
     return msgspec.json.encode(value).decode()

@@ -47,14 +47,25 @@ def typed(options: o.Common, *words: str) -> str:
 
 def waiting_lines(options: o.Common, asked: dict[str, Any]) -> list[str]:
     """What a run waits for, and the lines to type."""
+    return [f"run {asked['run_id']} {what_waits(asked)}", *(f"    {line}" for line in to_type(options, asked))]
+
+
+def what_waits(asked: dict[str, Any]) -> str:
+    """What a run waits for, as the end of a sentence that begins with the run."""
+    reason = one_line(asked["reason"])
+    if asked["kind"] == "question":
+        return f"asks: {reason}"
+    shown = f"{one_line(asked['name'])} {short(asked['arguments'], 200)}".strip()
+    if asked["kind"] == "approval":
+        return f"waits for approval of {shown} ({reason})"
+    return f"does not know whether {shown} took place" + (f" ({reason})" if reason else "")
+
+
+def to_type(options: o.Common, asked: dict[str, Any]) -> list[str]:
+    """The lines that settle it, one of which is to be typed."""
     run_id, call_id = asked["run_id"], asked["call_id"]
     if asked["kind"] == "question":
-        return [f"run {run_id} asks: {one_line(asked['reason'])}", f"    {typed(options, 'answer', run_id, '--call', call_id, 'TEXT')}"]
+        return [typed(options, "answer", run_id, "--call", call_id, "TEXT")]
     if asked["kind"] == "approval":
-        shown = f"{asked['name']} {short(asked['arguments'], 200)}".strip()
-        return [
-            f"run {run_id} waits for approval of {shown} ({one_line(asked['reason'])})",
-            f"    {typed(options, 'approve', run_id, call_id)}",
-            f"    {typed(options, 'deny', run_id, call_id, '--reason', 'TEXT')}",
-        ]
-    return [f"run {run_id} does not know whether {asked['name']} ({call_id}) took place: {one_line(asked['reason'])}"]
+        return [typed(options, "approve", run_id, call_id), typed(options, "deny", run_id, call_id, "--reason", "TEXT")]
+    return [typed(options, "resolve", run_id, call_id, verdict) for verdict in ("--happened", "--did-not-happen", "--tell-model")]

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from refold.events import facts as f
 from refold.events.codec import Record
 from refold.runtime.cli.render import one_line, short
@@ -68,8 +70,6 @@ def proposal(call: f.ProposedCall) -> str:
 
 def arguments(text: str) -> str:
     """The model's own text of arguments, shorter."""
-    import msgspec
-
     try:
         return short(msgspec.json.decode(text) if text.strip() else {}, 100)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -47,7 +47,10 @@ def _of(used: int, allowed: int | None) -> str:
 def _turns(view: dict[str, Any], page: Page) -> list[str]:
     made: list[str] = []
     results = {message["call_id"]: message for message in view["messages"] if message["role"] == "tool"}
-    for message in view["messages"][1:]:
+    said = view["messages"]
+    if said and said[0]["role"] == "user" and said[0]["text"] == view["goal"]:
+        said = said[1:]  # it stands above; a run that goes on from another begins with what was said there
+    for message in said:
         match message["role"]:
             case "user":
                 made += ["", page.paint("user", "bold"), *page.paragraphs(message["text"], "  ")]

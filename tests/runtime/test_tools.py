@@ -192,7 +192,6 @@ WRONG = [
     {"concurrent": "yes"},
     {"key": "order"},
     {"reconcile": 3},
-    {"isolation": "process"},
     {"isolation": "fiber"},
     {"handler": None},
     {"description": None},
@@ -210,13 +209,6 @@ def test_a_wrong_declaration_is_refused_in_one_line(options):
     with pytest.raises(ValueError, match=r".{10}") as refused:
         declared(**options)
     assert "\n" not in str(refused.value)
-
-
-def test_process_isolation_is_said_to_be_missing():
-    with pytest.raises(ValueError, match="not available yet"):
-
-        @tool(isolation="process")
-        def work() -> None: ...
 
 
 def test_an_option_that_does_not_exist_is_refused():
@@ -254,3 +246,13 @@ def test_a_schema_without_a_type_describes_an_object():
 def test_declaring_typed_tools_loads_no_schema_library():
     code = "import sys\nfrom refold.runtime.tools import tool\n@tool\ndef f(a: int) -> int: return a\nsys.exit('jsonschema_rs' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", timeout=60).returncode == 0
+
+
+def test_the_handler_of_a_schema_tool_takes_arguments_and_context():
+    # given a handler that takes the fields of its schema as if it were a typed function
+    def tag(priority):
+        return priority
+
+    # then it is refused when it is declared, with what it must take
+    with pytest.raises(ValueError, match=r"tool 'tag': the handler of a tool with a schema must take \(arguments, ctx\)"):
+        Tool(name="tag", description="Tags.", schema={"type": "object"}, handler=tag)
