@@ -192,8 +192,6 @@ def _complaints(tool: Tool) -> Sequence[str]:
         wrong.append("the description must be a text")
     if not callable(tool.handler):
         wrong.append("the handler must be callable")
-    elif tool.signature is None and not _takes_arguments_and_context(tool.handler):
-        wrong.append("the handler of a tool with a schema must take (arguments, ctx)")
     if tool.effect not in get_args(Effect):
         wrong.append(f"effect must be one of {', '.join(get_args(Effect))}")
     if tool.approval not in ("never", "always") and not callable(tool.approval):
@@ -208,6 +206,8 @@ def _complaints(tool: Tool) -> Sequence[str]:
         wrong.append(f"isolation must be one of {', '.join(get_args(Isolation))}")
     elif tool.isolation == "process" and (why := _out_of_reach(tool.handler)):
         wrong.append(f"isolation='process' imports the handler in another process, and {why}")
+    if tool.signature is None and callable(tool.handler) and not _takes_arguments_and_context(tool.handler):
+        wrong.append("the handler of a tool with a schema must take (arguments, ctx)")
     return wrong
 
 

@@ -219,7 +219,7 @@ def _of_run(run_id: str, findings: list[Finding], page: Page) -> list[str]:
     """A run, and everything that is to be said of it."""
     lines = [f"{page.paint('run ' + run_id, 'bold')}  {page.status(findings[0].status)}"]
     for finding in findings:
-        age = f" ({since(finding.since)})" if finding.since is not None else ""
+        age = f" · {since(finding.since)}" if finding.since is not None else ""
         lines += [*page.paragraphs(finding.why + age, "  "), *(page.paint(f"      {line}", "cyan") for line in finding.lines)]
     return lines
 
