@@ -12,7 +12,8 @@ from refold.events import facts as f
 from refold.events.storage import StoreUnavailable
 from refold.fsm.effects import AskModel, Effect, pending
 from refold.projections.run import Run
-from refold.runtime.journal import Journal, LostOwnership
+from refold.runtime.journal import WHO, Journal, LostOwnership
+from refold.runtime.ownership import DrivenElsewhere, Ownership
 from refold.runtime.performing import Cast, Performer, note_late
 from refold.runtime.store import attach
 
@@ -33,6 +34,7 @@ class Driver:
         """Whether somebody else took over."""
         self._loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = self._loop.create_future()
+        self._ownership = Ownership(self.cancel)
         self._performer = Performer(journal, cast, self._stop)
         self._running: dict[str, asyncio.Task[Sequence[f.Input]]] = {}
         self._epoch = 0
@@ -41,17 +43,25 @@ class Driver:
         self._watch: asyncio.TimerHandle | None = None
 
     async def drive(self, begin: Sequence[f.Input] = ()) -> Run:
-        """Attach (with the facts that begin a new run, if it is one) and go on. Raises RunExists, StoreUnavailable, and what a log that is none raises."""
-        await self.journal.command(lambda run: self._attach(run, begin))
-        self._epoch = self.journal.run.epoch
-        self._watch = self._loop.call_later(WATCH_S, self._look)
+        """Attach (with the facts that begin a new run, if it is one) and go on.
+
+        Raises RunExists, DrivenElsewhere, StoreUnavailable, and what a log that is none raises.
+        """
+        self._own(begin)
         try:
+            await self.journal.command(lambda run: self._attach(run, begin))
+            self._epoch = self.journal.run.epoch
+            self._watch = self._loop.call_later(WATCH_S, self._look)
             while True:
                 await self._go_on()
                 await self._detach("waiting for a human")
+                # Let go before the last look: who answers and resumes before that is refused, and seen here.
+                self._ownership.release()
+                self.journal.catch_up()
                 if self.journal.run.waits or self.journal.run.state == "done":
                     break
                 # The human answered in the moment in which we let go.
+                self._own(())
                 await self.journal.command(_take_up)
                 self._epoch = self.journal.run.epoch
         except LostOwnership:
@@ -62,9 +72,20 @@ class Driver:
                 await self._detach("parked")
             raise
         finally:
-            self._watch.cancel()
+            if self._watch is not None:
+                self._watch.cancel()
             await self._end_effects()
+            self._ownership.release()
         return self.journal.run
+
+    def _own(self, begin: Sequence[f.Input]) -> None:
+        """Raises RunExists, DrivenElsewhere."""
+        try:
+            self._ownership.acquire(self.journal.log, self.journal.run.id, WHO)
+        except DrivenElsewhere:
+            if begin and self.journal.log.head(self.journal.run.id) is not None:
+                raise RunExists(f"there is already a run {self.journal.run.id}; choose another id, or resume it") from None
+            raise
 
     def cancel(self) -> None:
         """Let the effects that run come to their end: a cancellation is in the log, or about to be."""
@@ -74,6 +95,8 @@ class Driver:
     def _attach(self, run: Run, begin: Sequence[f.Input]) -> Sequence[f.Input]:
         if begin and run.position:
             raise RunExists(f"there is already a run {run.id}; choose another id, or resume it")
+        if run.state == "done":
+            raise LostOwnership(f"run {run.id} has ended")
         return *begin, attach(run)
 
     async def _detach(self, why: str) -> None:
@@ -85,6 +108,8 @@ class Driver:
     async def _go_on(self) -> None:
         """Perform everything that is pending; each outcome is appended when it happens."""
         while effects := pending(self.journal.run):
+            if not self._ownership.check():
+                raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
             if len(effects) == 1 and not self._running:
                 await self._append(await self._performer.perform(effects[0]))
                 continue
@@ -99,6 +124,8 @@ class Driver:
         """Append what an effect came to; of a run that is lost, what its handler did is noted."""
         self._appending = True
         try:
+            if not self._ownership.held:
+                raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
             await self.journal.command(lambda _run: facts, epoch=self._epoch)
         except LostOwnership:
             for fact in facts:

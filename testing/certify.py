@@ -3,6 +3,7 @@
 Steps are the places around everything that counts: each append, each request, each handler, and wherever the agent's own code is asked. For POSIX systems.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -175,6 +176,8 @@ class _Grid:
             raise NotCertifiable(f"two runs that nothing happened to differ, so that a third can be held against none: {_difference(self.twin, second.account)}")
         if first.findings:
             self.told.append(self._tell(Scenario(family="once", deeds=()), self.home / "twin", first))
+        gc.collect()
+        gc.freeze()  # what is here now is shared by every process to come, and a collection in one of them would copy it
         self._all(self._planned(self.twin.steps))
         found = Counter(finding.kind for told in self.told for finding in told.findings)
         return Certificate(
@@ -268,7 +271,7 @@ class _Grid:
     def _over(self, trial: _Trial, judged: Judgement) -> None:
         family = trial.scenario.family
         self.processes += trial.processes
-        if len(judged.places) == 0 and not judged.findings:
+        if not judged.reached:
             self.untouched.add(family)
         self.scenarios[family] += 1
         self.deaths[family] += judged.came.count("death")

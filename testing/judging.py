@@ -58,6 +58,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     came: tuple[l.Deed, ...]
     places: tuple[str, ...]
+    reached: bool
+    """Whether the run was still going on when the first deed was due."""
     account: Account | None
 
 
@@ -80,7 +82,8 @@ def judge(folder: Path, agent: Agent, twin: Account | None, *, stuck: str = "") 
         findings.append(Finding(kind="divergence", what=f"the log cannot be followed: {type(error).__name__}: {error}"))
     finally:
         log.close()
-    return Judgement(findings=tuple(findings), came=tuple(line.deed for line in came), places=tuple(line.place for line in came), account=account)
+    deeds, places = tuple(line.deed for line in came), tuple(line.place for line in came)
+    return Judgement(findings=tuple(findings), came=deeds, places=places, reached=any(isinstance(line, l.Came) for line in lines), account=account)
 
 
 class _Case:
