@@ -168,7 +168,7 @@ def _closing(run: Run, stamp: Stamp) -> tuple[Kind, str] | None:
         return "cancelled", f"the run was cancelled by {run.cancel.who} before this call ran"
     if run.policy.on_tool_error == "stop" and any(call.kind in TOOL_ERRORS for call in run.calls):
         return "cancelled", "an earlier call of the turn failed, and the policy is to stop"
-    exceeded = limits.active_time(run, stamp) or limits.deadline(run, stamp)
+    exceeded = next((found for limit in limits.BEFORE_TOOLS if (found := limit(run, stamp)) is not None), None)
     return ("limit_reached", exceeded.detail) if exceeded is not None else None
 
 

@@ -32,15 +32,21 @@ def turns(run: Run, stamp: Stamp) -> Exceeded | None:
     return Exceeded(reason="max_turns", detail=f"the limit of {limit} turns is reached ({run.turn} were made)")
 
 
+def spent_tokens(run: Run, stamp: Stamp) -> Exceeded | None:
+    limit, spent = run.budgets.max_tokens, run.spent.tokens
+    if limit is None or spent < limit:
+        return None
+    return Exceeded(reason="max_tokens", detail=f"the limit of {limit} tokens is reached ({spent} were used)")
+
+
 def tokens(run: Run, stamp: Stamp) -> Exceeded | None:
-    limit = run.budgets.max_tokens
+    limit, spent = run.budgets.max_tokens, run.spent.tokens
     if limit is None:
         return None
-    spent = run.spent.tokens
-    if spent >= limit:
-        return Exceeded(reason="max_tokens", detail=f"the limit of {limit} tokens is reached ({spent} were used)")
+    if (exceeded := spent_tokens(run, stamp)) is not None:
+        return exceeded
     left = limit - spent - estimated_input(run)
-    if left < min(OUTPUT_TOKENS_MIN, run.budgets.max_output_tokens):
+    if left < _least_output(run):
         return Exceeded(reason="max_tokens", detail=f"of {limit} tokens {spent} were used, and the next request alone would read about {estimated_input(run)}")
     return None
 
@@ -64,6 +70,10 @@ def deadline(run: Run, stamp: Stamp) -> Exceeded | None:
     if limit is None or stamp.at < instant(limit):
         return None
     return Exceeded(reason="deadline", detail=f"the deadline {limit} has passed")
+
+
+BEFORE_TOOLS = (spent_tokens, cost, active_time, deadline)
+"""What is asked before each call: a budget that is used up lets nothing begin."""
 
 
 def tool_calls_left(run: Run) -> int | None:
@@ -90,7 +100,17 @@ def is_last_turn(run: Run) -> bool:
         return False
     if run.budgets.max_turns is not None and run.turn + 1 >= run.budgets.max_turns:
         return True
-    return run.told_limit > 0
+    return run.told_limit > 0 or not _another_fits(run)
+
+
+def _another_fits(run: Run) -> bool:
+    """Whether the tokens reach for the next request and one more behind it, each with the shortest answer."""
+    limit = run.budgets.max_tokens
+    return limit is None or run.spent.tokens + 2 * (estimated_input(run) + _least_output(run)) <= limit
+
+
+def _least_output(run: Run) -> int:
+    return min(OUTPUT_TOKENS_MIN, run.budgets.max_output_tokens)
 
 
 def micros(seconds: float) -> int:

@@ -61,7 +61,7 @@ _REQUEST_LIMITS: Final[tuple[Limit, ...]] = (
     limits.deadline,
 )
 _ATTEMPT_LIMITS: Final[tuple[Limit, ...]] = (limits.tokens, limits.cost, limits.active_time, limits.deadline)
-_TOOL_LIMITS: Final[tuple[Limit, ...]] = (limits.active_time, limits.deadline)
+_TOOL_LIMITS: Final[tuple[Limit, ...]] = limits.BEFORE_TOOLS
 
 TABLE: Final[tuple[Row, ...]] = tuple(
     row

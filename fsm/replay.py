@@ -120,6 +120,9 @@ def _batch(run: Run, recorded: list[Record], ask: Ask | None) -> tuple[Divergenc
     """One batch again: the first difference, the run behind it and the records as derived."""
     first = recorded[0]
     given: list[f.Input] = [record.fact for record in recorded if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
+    if not given:
+        cause = "environment: the inputs that this follows from are missing from the log"
+        raise _Broken(Divergence(position=first.position, field="type", recorded=first.type, derived=None, cause=cause))
     inputs = ask(run, given) if ask is not None else given
     try:
         batch = decide(run, inputs, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))

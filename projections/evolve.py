@@ -72,7 +72,7 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
         case f.ClarificationRequested():
             return _update(run, fact.call, phase="waiting", question=fact.question, since=at)
         case f.ApprovalGranted():
-            return _update(run, fact.call, phase="ready", grant=fact.digest)
+            return _granted(run, fact, at)
         case f.ApprovalDenied():
             return _close(run, fact.call, "approval_denied", failure("approval_denied", fact.reason))
         case f.ApprovalExpired():
@@ -270,6 +270,15 @@ def _close(run: Run, call_id: CallId, kind: Kind, content: Any) -> Run:
     if kind == "in_doubt" and call.check is not None:  # it may have taken place, so it counts
         after = acted(after, call.check)
     return after
+
+
+def _granted(run: Run, fact: f.ApprovalGranted, at: int) -> Run:
+    """A grant that came too late allows nothing: the call goes on waiting, and expires."""
+    call = run.call(fact.call)
+    assert call is not None
+    if call.expires_at is not None and at >= call.expires_at:
+        return run
+    return _update(run, fact.call, phase="ready", grant=fact.digest)
 
 
 def _resolved(run: Run, fact: f.DoubtResolved) -> Run:

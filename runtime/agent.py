@@ -96,9 +96,12 @@ class Agent:
         return result_of(store, journal.run, lost=driver.lost)
 
     async def resume(self, run_id: str, *, store: Store, heard: Callable[[Shown], None] | None = None, own_loop: bool = False) -> Result:
-        """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is. Raises UnknownRun, OtherAgent, StoreUnavailable."""
+        """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is.
+
+        Approvals that are open or unused and were asked for under another rule or schema than today's are void. Raises UnknownRun, OtherAgent, StoreUnavailable.
+        """
         journal = Journal(store.log, run_id, own_loop=own_loop).load()
-        if journal.run.state == "done" or _still_waits(journal.run):
+        if journal.run.state == "done" or (_still_waits(journal.run) and not self.consults(journal.run.begun).void(journal.run)):
             return result_of(store, journal.run)
         self._check_tools(journal.run)
         journal.heard = heard

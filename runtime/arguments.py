@@ -204,6 +204,7 @@ def _validated(signature: Signature, text: str) -> tuple[BaseModel, dict[str, An
         raise _Refused(f"could not be checked: a validator raised {type(error).__name__}") from error
     try:
         dumped = value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="none")
+        dumped = _in_order(value.model_dump(by_alias=True, round_trip=True, warnings="none"), dumped)
         arguments = msgspec.json.decode(to_json(dumped, max_bytes=4 * TEXT_MAX), type=dict[str, Any])
     except NotStorable as refused:
         raise _Refused(f"cannot be stored: {refused}") from None
@@ -212,6 +213,17 @@ def _validated(signature: Signature, text: str) -> tuple[BaseModel, dict[str, An
     except BaseException as error:  # a serializer of the application
         raise _Refused(f"could not be written as JSON: {type(error).__name__}") from error
     return value, arguments, msgspec.json.encode(arguments, order="sorted").decode()
+
+
+def _in_order(value: Any, dumped: Any) -> Any:
+    """`dumped` with every set in the order of its JSON text: its own order is another in every process."""
+    if isinstance(value, set | frozenset) and isinstance(dumped, list):
+        return sorted(dumped, key=lambda item: msgspec.json.encode(item, order="sorted"))
+    if isinstance(value, dict) and isinstance(dumped, dict) and len(value) == len(dumped):
+        return {key: _in_order(item, written) for item, (key, written) in zip(value.values(), dumped.items(), strict=True)}
+    if isinstance(value, list | tuple) and isinstance(dumped, list) and len(value) == len(dumped):
+        return [_in_order(item, written) for item, written in zip(value, dumped, strict=True)]
+    return dumped
 
 
 def _complaints(error: ValidationError) -> list[Complaint]:

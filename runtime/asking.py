@@ -46,8 +46,11 @@ class _Stream:
         """Take parts until the stream ends. Raises ModelError, also for whatever else the model raises."""
         loop = asyncio.get_running_loop()
         try:
-            async for part in self.model.stream(self.request):
+            async for given in self.model.stream(self.request):
                 self.seen = loop.time()
+                if self.assembler.finished is not None:
+                    continue  # nothing counts behind the end
+                part = p.checked(given)
                 self.assembler.take(part)
                 self.show(part)
                 if isinstance(part, p.UsageUpdated) and self._overspent(part):
@@ -60,7 +63,7 @@ class _Stream:
 
     def _overspent(self, part: p.UsageUpdated) -> bool:
         most = self.allowance.tokens
-        return most is not None and part.input_tokens + part.output_tokens > most and self.assembler.finished is None and not part.cost_usd
+        return most is not None and part.input_tokens + part.output_tokens > most and not part.cost_usd
 
 
 async def ask(
@@ -78,6 +81,8 @@ async def ask(
         if not taking.done():
             taking.cancel()
             await asyncio.wait({taking}, timeout=GRACE_S)
+        if taking.done() and not taking.cancelled():
+            taking.exception()  # of a stream that was given up nobody else asks
     elapsed_us = clock.monotonic_us() - began
     match ended:
         case "complete":

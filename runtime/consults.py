@@ -11,7 +11,7 @@ from refold.events import facts as f
 from refold.events.chain import signature_of
 from refold.events.words import CallId, Digest
 from refold.fsm.guards import ASK_USER
-from refold.projections.run import Run
+from refold.projections.run import Call, Run
 from refold.runtime.arguments import Invalid, validate
 from refold.runtime.text import whole
 from refold.runtime.tools import Tool
@@ -20,6 +20,7 @@ Validator = Callable[[Run, str, tuple[str, ...]], Sequence[str]]
 """`(run, answer, citations)` to complaints; none means that the answer stands."""
 COMPLAINTS_MAX: Final = 20
 TEXT_MAX: Final = 2_000
+CHANGED: Final = "the rule or the schema of {} changed after a human was asked, so this does not count: where the call is still wanted it must be made, and asked for, again"
 
 
 def ask_user(question: str) -> str:
@@ -58,6 +59,25 @@ class Consults:
             )
         return self._policy(call.id, tool, valid.canonical, valid.arguments)
 
+    def void(self, run: Run) -> tuple[f.ApprovalDenied, ...]:
+        """Denials of the approvals that are asked for, or given and not used yet, under another rule or schema than today's: what a human saw is not what would run."""
+        return tuple(
+            f.ApprovalDenied(call=call.id, reason=CHANGED.format(call.name), who="the policy of today")
+            for call in run.calls
+            if (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None)) and not self._stands(call)
+        )
+
+    def _stands(self, call: Call) -> bool:
+        """Whether today's code would ask a human for just that, or for nothing."""
+        tool, check = self.tools.get(call.name), call.check
+        if tool is None or check is None or check.digest is None:
+            return True
+        valid = validate(tool, check.arguments)
+        if isinstance(valid, Invalid):
+            return False
+        today = self._policy(call.id, tool, valid.canonical, valid.arguments)
+        return today.kind == "success" and (not today.approval or approval_digest(check.signature, tool) == check.digest)
+
     def _policy(self, call: CallId, tool: Tool, canonical: str, arguments: dict[str, Any]) -> f.Check:
         """What the tool's policy says of arguments that validate."""
         signature = signature_of([tool.name, canonical])
@@ -93,12 +113,17 @@ class Consults:
         for name, validator in self.validators:
             names.append(name)
             try:
-                complaints += [whole(str(complaint))[:TEXT_MAX] for complaint in validator(run, claim.text, citations)]
+                complaints += [whole(str(complaint))[:TEXT_MAX] for complaint in _listed(validator(run, claim.text, citations))]
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, SystemExit too, rejects the answer
                 return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints), error=f"the validator {name} failed: {describe(error)}")
         return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints[:COMPLAINTS_MAX]))
+
+
+def _listed(said: Sequence[str] | str) -> Sequence[str]:
+    """A validator that says one thing as a text means one complaint, not its letters."""
+    return [said] if isinstance(said, str) and said else said
 
 
 def approval_digest(signature: Digest, tool: Tool) -> Digest:

@@ -35,7 +35,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = self._loop.create_future()
         self._ownership = Ownership(self.cancel)
-        self._performer = Performer(journal, cast, self._stop)
+        self._performer = Performer(journal, cast, self._stop, self._notice)
         self._running: dict[str, asyncio.Task[Sequence[f.Input]]] = {}
         self._epoch = 0
         self._seen = -1
@@ -97,7 +97,7 @@ class Driver:
             raise RunExists(f"there is already a run {run.id}; choose another id, or resume it")
         if run.state == "done":
             raise LostOwnership(f"run {run.id} has ended")
-        return *begin, attach(run)
+        return *begin, *self._performer.cast.consults.void(run), attach(run)
 
     async def _detach(self, why: str) -> None:
         """Let go of a run that has not ended."""
@@ -147,8 +147,12 @@ class Driver:
             await asyncio.wait(running)
 
     def _look(self) -> None:
-        """Notice what others appended while effects run; a cancellation, or another driver, ends them. A store that fails now is reported by the next append."""
+        """Notice what others appended, again and again."""
         self._watch = self._loop.call_later(WATCH_S, self._look)
+        self._notice()
+
+    def _notice(self) -> None:
+        """Notice what others appended while effects run; a cancellation, or another driver, ends them. A store that fails now is reported by the next append."""
         if self._appending:
             return
         with suppress(StoreUnavailable):

@@ -13,7 +13,7 @@ from typing import Final
 
 from refold.events import facts as f
 from refold.events.chain import digest_of
-from refold.events.codec import Record, Stamp, read
+from refold.events.codec import Record, Stamp, Unreadable, read
 from refold.events.payloads import Load
 from refold.events.storage import Conflict, Log, Row, StoreUnavailable
 from refold.events.words import Digest, RunId
@@ -198,15 +198,16 @@ def stamp(clock: Clock, run: Run) -> Stamp:
 
 
 def loader(log: Log, run_id: str, *, many: bool) -> Load:
-    """Payloads by digest: all at once for a long tail, one by one for a short one."""
-    if not many:
-        return lambda digest: log.payload(run_id, digest)
+    """Payloads by digest: all at once for a long tail, one by one for a short one. A value that is not what its digest says is Unreadable."""
     held: dict[Digest, bytes] = {}
 
     def load(digest: Digest) -> bytes:
-        if not held:
+        if many and not held:
             held.update(log.payloads(run_id))
-        return held[digest] if digest in held else log.payload(run_id, digest)
+        value = held[digest] if digest in held else log.payload(run_id, digest)
+        if digest_of(value) != digest:
+            raise Unreadable(f"the stored value {digest} is not what its digest says: it was changed after it was written")
+        return value
 
     return load
 

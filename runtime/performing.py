@@ -5,12 +5,14 @@ Apart from the driver, which only knows that effects end in facts; everything th
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 import msgspec
 
 from refold.events import facts as f
+from refold.events.storage import StoreUnavailable
 from refold.events.words import Reason
 from refold.fsm import limits
 from refold.fsm.effects import AskModel, Effect, Reconcile, RunTool
@@ -35,15 +37,18 @@ class Cast:
 
 
 class Performer:
-    """Performs the effects of one run; once `stop` is done each comes to its end."""
+    """Performs the effects of one run; once `stop` is done each comes to its end. `look` takes notice of what others appended meanwhile."""
 
-    def __init__(self, journal: Journal, cast: Cast, stop: "asyncio.Future[None]") -> None:
-        self.journal, self.cast, self._stop = journal, cast, stop
+    def __init__(self, journal: Journal, cast: Cast, stop: "asyncio.Future[None]", look: Callable[[], None]) -> None:
+        self.journal, self.cast, self._stop, self._look = journal, cast, stop, look
 
     async def perform(self, effect: Effect) -> Sequence[f.Input]:
         """The facts that an effect came to. Raises only the cancellation of its own task."""
         if effect.delay_us:
             await asyncio.wait({self._stop}, timeout=effect.delay_us / 1_000_000)
+            self._look()
+        if self._stop.done():
+            return (_not_begun(effect),)
         match effect:
             case AskModel():
                 return await self._ask(effect)
@@ -162,7 +167,8 @@ def append_late(journal: Journal, effect: RunTool, outcome: handlers.Succeeded |
 
 def note_late(journal: Journal, fact: f.LateOutcome) -> None:
     """Append a late outcome from outside the driver."""
-    Journal(journal.log, journal.run.id, clock=journal.clock).load().command_sync(lambda _run: (fact,))
+    with suppress(StoreUnavailable):  # a store that is closed by then takes no more notes, and the note changes nothing
+        Journal(journal.log, journal.run.id, clock=journal.clock).load().command_sync(lambda _run: (fact,))
 
 
 def time_left(run: Run, clock: p.Clock) -> tuple[float | None, Reason]:
@@ -193,6 +199,20 @@ def _outcome(effect: RunTool, outcome: handlers.Succeeded | handlers.Failed, ela
         attempt=effect.attempt,
         elapsed_us=elapsed_us,
     )
+
+
+def _not_begun(effect: Effect) -> f.Input:
+    """What an effect came to that the end of the run found before it began: nothing was asked, and nothing was done."""
+    match effect:
+        case AskModel():
+            return f.ModelInterrupted(cause="cancelled", detail="the run was cancelled before the model was asked", usage=f.Usage())
+        case RunTool():
+            message = "the run was cancelled before this attempt began"
+            return f.ToolFailed(call=effect.call, kind="cancelled", message=message, performed="no", attempt=effect.attempt)
+        case Reconcile():
+            return f.DoubtResolved(call=effect.call, verdict="unknown", by="reconcile", who=effect.name)
+        case _:
+            assert_never(effect)
 
 
 def _missing(effect: RunTool) -> f.ToolFailed:

@@ -6,7 +6,7 @@ Apart from the adapters, so that a provider, a script and a test double are writ
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
@@ -14,6 +14,11 @@ from refold.events.words import StopReason
 from refold.projections.transcript import Message
 
 BASE32: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Amount = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}(\.[0-9]{1,40})?$")]
+"""An amount in USD in plain decimal notation."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -59,12 +64,12 @@ class ToolCallReady(Part, frozen=True, kw_only=True):
 class UsageUpdated(Part, frozen=True, kw_only=True):
     """What the provider counted so far for this response: totals, not increments. `input_tokens` is everything the model read, cached or not."""
 
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_input_tokens: int = 0
-    cache_write_tokens: int = 0
-    reasoning_tokens: int = 0
-    cost_usd: str | None = None
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cached_input_tokens: Count = 0
+    cache_write_tokens: Count = 0
+    reasoning_tokens: Count = 0
+    cost_usd: Amount | None = None
 
 
 class OpaqueItem(Part, frozen=True, kw_only=True):
@@ -107,7 +112,24 @@ class ModelError(Exception):
 
     def __init__(self, type: str, message: str, *, retryable: bool, retry_after_s: float | None = None, http_status: int | None = None) -> None:  # noqa: A002 - the word of the record
         super().__init__(message)
-        self.type, self.message, self.retryable, self.retry_after_s, self.http_status = type, message, retryable, retry_after_s, http_status
+        self.type, self.message, self.retryable = str(type), str(message), bool(retryable)
+        # What comes out of a header may be anything; a wait that is none is no wait.
+        asked = isinstance(retry_after_s, int | float) and not isinstance(retry_after_s, bool) and 0 <= retry_after_s <= RETRY_AFTER_MAX_S
+        self.retry_after_s = retry_after_s if asked else None
+        self.http_status = http_status if isinstance(http_status, int) else None
+
+
+RETRY_AFTER_MAX_S: Final = 10**9
+
+
+def checked(part: object) -> Part:
+    """A part whose fields are what its type says. Raises ModelError: an adapter that gives anything else has failed."""
+    if not isinstance(part, Part):
+        raise ModelError("malformed_part", f"the model gave a {type(part).__name__}, which is no part of a stream", retryable=False)
+    try:
+        return msgspec.convert({name: getattr(part, name) for name in part.__struct_fields__}, type(part))
+    except msgspec.ValidationError as error:
+        raise ModelError("malformed_part", f"{type(part).__name__} of the model's stream: {error}", retryable=False) from error
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):

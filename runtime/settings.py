@@ -35,7 +35,10 @@ def _moment(text: str) -> str:
         raise ValueError("a time in RFC 3339 is wanted, such as 2030-01-31T12:00:00Z") from None
     if moment.tzinfo is None:
         raise ValueError("a time with its offset is wanted, such as 2030-01-31T12:00:00Z")
-    return moment.astimezone(UTC).isoformat()
+    try:
+        return moment.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise ValueError("a time between the years 1 and 9999 is wanted") from None
 
 
 def _whole(value: float) -> int | float:

@@ -49,6 +49,7 @@ class View:
         self.records = records
         self.run = empty(records[0].run)
         self.messages: list[Message] = list(inherited)
+        self._inherited = len(inherited)
         self.observations: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
         self._arguments: dict[str, Any] = {}
@@ -117,7 +118,10 @@ class View:
             "pending": pending_of(run),
             "observations": sorted(self.observations, key=lambda o: (o["turn"], order.get(o["call_id"], 0))),
             "notes": self.notes,
-            "messages": [message_json(message, self._arguments) for message in (*self.messages, *waiting(run))],
+            "messages": [
+                message_json(message, self._arguments if n >= self._inherited else _written(message))  # ids are by place: those of the parent come again
+                for n, message in enumerate((*self.messages, *waiting(run)))
+            ],
             "usage": usage_of(run),
             "budgets": asdict(run.budgets) if run.setup is not None else {},
             "answer": answer_of(run, self.records),
@@ -128,6 +132,11 @@ class View:
             "model": run.setup.model if run.setup is not None else "",
             "head": run.head,
         }
+
+
+def _written(message: Message) -> dict[str, Any]:
+    """Arguments by call id, as they were sent back to the model."""
+    return {call.id: _value(call.arguments_text) for call in message.calls}
 
 
 def _value(text: str) -> Any:

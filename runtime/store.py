@@ -21,6 +21,7 @@ from refold.projections.run import Call, Run, replace
 from refold.runtime.consults import Consults
 from refold.runtime.journal import HOST, USER, WHO, Journal, UnknownRun, loader
 from refold.runtime.ownership import DrivenElsewhere, taken
+from refold.runtime.ports import SystemClock
 from refold.runtime.text import visible, whole
 from refold.runtime.values import to_json
 
@@ -128,6 +129,8 @@ class Store:
 
         def granted(run: Run, asked: Call) -> f.ApprovalGranted | f.CallSuperseded:
             assert asked.approval is not None
+            if asked.expires_at is not None and asked.expires_at <= SystemClock().now_us():
+                raise NotAsked(f"the approval of call {asked.id} of run {run.id} has expired, which counts as a denial; drive the run on with: refold resume {run.id}")
             if digest is not None and digest != asked.approval:
                 raise NotAsked(f"call {asked.id} of run {run.id} is not what the digest stands for any more")
             if arguments is not None:

@@ -13,7 +13,7 @@ from refold.events.chain import digest_of
 from refold.events.codec import Unreadable, read_line
 from refold.events.storage import Row
 from refold.events.words import Digest, RunId
-from refold.fsm.audit import Audit, Verified, audit_rows, verify_rows
+from refold.fsm.audit import Audit, Verdict, Verified, audit_rows, verify_rows
 from refold.fsm.replay import Stored
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.store import Store
@@ -67,7 +67,11 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
     def audit(self) -> Audit:
         """Everything that can be judged without store and code."""
-        return audit_rows(self.run_id, self.rows, self.load)
+        audit, verified = audit_rows(self.run_id, self.rows, self.load), self.verify()
+        if verified.ok or audit.chain.broken_at == verified.broken_at:
+            return audit
+        chain = Verdict(ok=False, broken_at=verified.broken_at, why=verified.why)
+        return msgspec.structs.replace(audit, ok=False, chain=chain)
 
 
 def parse(data: bytes, name: str) -> Export:

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -25,7 +26,7 @@ from refold.events.storage import Log, Submission
 from refold.events.words import RunId
 from refold.projections.messages import Message, encode
 from refold.projections.run import Call, Run
-from refold.runtime import journal, models, ports as p
+from refold.runtime import driver, journal, models, ports as p, store as stores
 from refold.runtime.agent import Agent
 from refold.runtime.arguments import bound
 from refold.runtime.cli.lookup import agent_named
@@ -100,7 +101,9 @@ def _born(folder: Path) -> None:
     os.dup2(output, 2)
     os.close(output)
     os.environ[WORLD] = str(folder)
-    journal.WHO = f"{journal.USER}@{journal.HOST}:{os.getpid()}"  # type: ignore[misc]  # computed when the module was loaded, by another process
+    who = f"{journal.USER}@{journal.HOST}:{os.getpid()}"
+    for module in (journal, driver, stores):  # it was computed when they were loaded, by another process
+        setattr(module, "WHO", who)  # noqa: B010 - a constant, for everybody else
 
 
 # -- what comes over a process
@@ -322,7 +325,8 @@ def _human(order: Order, doom: Doom) -> int:
     run = store.journal(RUN).run
     for call in run.calls if run.state != "done" else ():
         if call.phase in ("waiting", "doubt"):
-            _settle(order, doom, agent, store, run, call)
+            with suppress(NotAsked):  # somebody else was faster: the run was cancelled, or has moved on
+                _settle(order, doom, agent, store, run, call)
     return DONE
 
 

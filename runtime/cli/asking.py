@@ -12,7 +12,7 @@ from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.interrupts import Interruption
-from refold.runtime.cli.render import fields, one_line, visible
+from refold.runtime.cli.render import Page, fields, one_line, visible
 from refold.runtime.store import NotAsked, Store, Verdict
 from refold.runtime.text import visible as says_something
 
@@ -51,7 +51,7 @@ def _ask(store: Store, run_id: str, one: dict[str, Any]) -> None:
             text = _read("> ")
         _append(partial(store.answer_sync, run_id, text, call=one["call_id"]))
         return None
-    output.note(
+    _wrapped(
         f"\nIt is not known whether {one['name']} took place ({one_line(one['reason'])}):"
         if one["kind"] == "doubt"
         else f"\n{one['name']} waits for your approval ({one_line(one['reason'])}):"
@@ -73,8 +73,9 @@ def _settle(store: Store, run_id: str, one: dict[str, Any]) -> None:
     """Ask what became of a call until it is said."""
     verdicts: dict[str, Verdict] = {"y": "happened", "n": "did_not_happen", "?": "tell_model"}
     word = ""
+    _wrapped("Did it take place? With ? the model is told that nobody knows.")
     while word not in verdicts:
-        word = _read("Did it take place? [y/n, or ? to tell the model that nobody knows] ").strip().lower()[:1]
+        word = _read("[y/n/?] ").strip().lower()[:1]
     _append(partial(store.resolve_sync, run_id, one["call_id"], verdict=verdicts[word]))
 
 
@@ -84,6 +85,11 @@ def _append(decide: Callable[[], object]) -> None:
         decide()
     except NotAsked as error:
         output.note(one_line(str(error)))
+
+
+def _wrapped(text: str) -> None:
+    for line in Page(sys.stderr).paragraphs(text):
+        output.note(line)
 
 
 def _read(prompt: str) -> str:

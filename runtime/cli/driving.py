@@ -5,6 +5,7 @@ Apart from the commands, because `run`, `resume`, `continue`, `chat` and every w
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
@@ -20,8 +21,10 @@ from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.progress import Progress, Story, progress_for
 from refold.runtime.cli.render import Page, one_line
 from refold.runtime.cli.stores import typed, waiting_lines
+from refold.runtime.driver import RunExists
 from refold.runtime.journal import WHO
 from refold.runtime.models import DEFAULT
+from refold.runtime.ownership import DrivenElsewhere
 from refold.runtime.result import Result, result_of
 from refold.runtime.store import Store
 
@@ -52,6 +55,10 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
                 telling = progress_for(result.run, quiet=options.quiet)
                 hear = telling.hear
                 verb = lambda heard: agent.resume(known.id, store=store, heard=heard)  # noqa: E731 - as `begin`
+    except RunExists:
+        if (holder := store.log.holder(known.id)) is not None:
+            raise DrivenElsewhere(known.id, *holder) from None  # who has it, and since when, says more
+        raise
     finally:
         telling.close()
     return result if result is not None else as_it_is(store, known.id)
@@ -110,7 +117,7 @@ def _noting(telling: Progress, agent: Agent, options: o.Driving) -> Heard:
             if isinstance(what, Record) and what.driver != WHO:
                 return
             begun = True
-            if options.model is None and getattr(agent.model, "spec", "") == DEFAULT:
+            if options.model is None and not os.environ.get("REFOLD_MODEL") and getattr(agent.model, "spec", "") == DEFAULT:
                 telling.note(OFFLINE)
         telling.hear(what)
 
@@ -149,7 +156,8 @@ def ended(options: o.Driving, result: Result) -> int:
     code = OF_STATUS[result.status]
     if code == WAITING:
         for asked in pending_of(run):
-            for line in waiting_lines(options, asked):
+            what, *lines = waiting_lines(options, asked)
+            for line in (*page.paragraphs(what), *lines):
                 output.note(line)
     elif code == INTERRUPTED:
         output.note(f"run {run.id} was left where it is; go on with: {typed(options, 'resume', run.id)}")
@@ -159,7 +167,8 @@ def ended(options: o.Driving, result: Result) -> int:
         if code:
             output.note(said)
         if not options.quiet:
-            output.note(page.paint(Story(run).used() if code else f"{said} · {Story(run).used()}", "dim"))
+            for line in page.paragraphs(Story(run).used() if code else f"{said} · {Story(run).used()}"):
+                output.note(page.paint(line, "dim"))
     return code
 
 

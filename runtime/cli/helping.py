@@ -19,6 +19,7 @@ EXAMPLES: Final = (
     ('refold run "Plan the release." --agent team:agent --max-turns 20', "your own agent"),
     ("refold pending", "who waits for me?"),
     ("refold approve last --resume", "allow it, and go on"),
+    ('refold continue last "And before that?"', "a run whose history begins with the last one's"),
     ("refold show last --at 12", "the run as it was after record 12"),
     ("refold audit last", "what holds, with evidence"),
 )

@@ -152,7 +152,7 @@ class Approve(Deciding):
 
     run: str = argument("RUN", NAMED)
     named: str = argument("CALL", "which call, where several wait", optional=True)
-    call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
+    call: str | None = option("--call", "CALL", "the same as CALL in its place", group=PEOPLE)
     all: bool = switch("--all", "every call that waits for approval", group=PEOPLE)
     arguments: str | None = option("--arguments", "JSON|@FILE", "run it with these arguments instead; the agent's code checks them", group=PEOPLE)
     digest: str | None = option("--digest", "D", "only if this is what is approved (see refold pending --json)", group=PEOPLE)
@@ -164,7 +164,7 @@ class Deny(Deciding):
 
     run: str = argument("RUN", NAMED)
     named: str = argument("CALL", "which call, where several wait", optional=True)
-    call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
+    call: str | None = option("--call", "CALL", "the same as CALL in its place", group=PEOPLE)
     all: bool = switch("--all", "every call that waits for approval", group=PEOPLE)
     reason: str | None = option("--reason", "TEXT", "why; the model is told", group=PEOPLE)
 
@@ -175,7 +175,7 @@ class Resolve(Deciding):
 
     run: str = argument("RUN", NAMED)
     named: str = argument("CALL", "which call, where several are in doubt", optional=True)
-    call: str | None = option("--call", "CALL", "the same", group=PEOPLE)
+    call: str | None = option("--call", "CALL", "the same as CALL in its place", group=PEOPLE)
     happened: bool = switch("--happened", "it took place", group=VERDICT)
     result: str | None = option("--result", "JSON|@FILE", "with --happened: what it gave", group=VERDICT)
     did_not_happen: bool = switch("--did-not-happen", "it did not take place", group=VERDICT)
@@ -272,7 +272,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "deny": Command(Deny, "humans:deny", "refuse a call and say why", TALKING),
     "resolve": Command(Resolve, "humans:resolve", "say what became of a call in doubt", TALKING),
     "say": Command(Say, "humans:say", "a message that the next turn shows", TALKING),
-    "doctor": Command(Doctor, "doctor:doctor", "what needs somebody, in all runs, and how large the store is", CHECKING),
+    "doctor": Command(Doctor, "doctor:doctor", "what needs a person, and how large the store is", CHECKING),
     "replay": Command(Replay, "checking:replay", "derive a run again from what the world said, and compare", CHECKING),
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),
     "export": Command(Export, "checking:export", "a run as one JSON Lines file on stdout", CHECKING),

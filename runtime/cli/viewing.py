@@ -46,20 +46,19 @@ def _of(used: int, allowed: int | None) -> str:
 
 def _turns(view: dict[str, Any], page: Page) -> list[str]:
     made: list[str] = []
-    results = {message["call_id"]: message for message in view["messages"] if message["role"] == "tool"}
     said = view["messages"]
     if said and said[0]["role"] == "user" and said[0]["text"] == view["goal"]:
         said = said[1:]  # it stands above; a run that goes on from another begins with what was said there
-    for message in said:
+    for place, message in enumerate(said):
         match message["role"]:
             case "user":
                 made += ["", page.paint("user", "bold"), *page.paragraphs(message["text"], "  ")]
             case "assistant":
                 made += ["", page.paint("model", "bold"), *_said(message, view, page)]
-                for call in message.get("calls", []):
+                for number, call in enumerate(message.get("calls", []), place + 1):
                     made.append(f"  {cut(_call(call), page.room(2))}")
-                    if call["id"] in results:
-                        made.append(_result(results[call["id"]], page))
+                    if number < len(said) and said[number]["role"] == "tool":  # results stand directly behind their turn, in call order
+                        made.append(_result(said[number], page))
             case _:
                 pass  # a result, shown beside its call
     return made
@@ -68,7 +67,7 @@ def _turns(view: dict[str, Any], page: Page) -> list[str]:
 def _said(message: dict[str, Any], view: dict[str, Any], page: Page) -> list[str]:
     if not message["text"].strip():
         return []
-    return ["  (the answer, below)"] if message["text"] == view["answer"] else page.paragraphs(message["text"], "  ")
+    return ["  (the answer, below)"] if message is view["messages"][-1] and message["text"] == view["answer"] else page.paragraphs(message["text"], "  ")
 
 
 def _call(call: dict[str, Any]) -> str:

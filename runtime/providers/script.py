@@ -38,7 +38,7 @@ class ScriptedError(_Strict):
     type: str
     message: str
     retryable: bool = False
-    retry_after_s: float | None = Field(default=None, ge=0)
+    retry_after_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     http_status: int | None = None
 
 
@@ -67,7 +67,7 @@ class Entry(_Strict):
     refusal: str = ""
     citations: list[str] | None = None
     chunks: int = Field(default=1, ge=1, le=100_000)
-    delay_s: float = Field(default=0, ge=0, le=86_400)
+    delay_s: float = Field(default=0, ge=0, le=86_400, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _says_something(self) -> "Entry":

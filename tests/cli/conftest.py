@@ -1,5 +1,6 @@
 """One fixture, `shell`: a folder where commands are typed, in this process, and what came back."""
 
+import importlib
 import io
 import json
 import signal
@@ -13,6 +14,7 @@ import pytest
 from refold.runtime.cli.main import perform
 
 AGENT = '''
+import asyncio
 from refold import Agent, tool
 
 @tool(effect="read")
@@ -26,7 +28,12 @@ def send(to: str, body: str = "hello") -> str:
     """Sends a letter."""
     return f"sent to {to}"
 
-agent = Agent(name="crew", tools=[look, send])
+@tool(timeout_s=0.01)
+async def pay(amount: int) -> str:
+    """Pays, and never hears whether it went through."""
+    await asyncio.Event().wait()
+
+agent = Agent(name="crew", tools=[look, send, pay])
 other = 7
 '''
 
@@ -69,6 +76,12 @@ class Shell:
         path.write_text(text, encoding="utf-8")
         return name
 
+    def forget(self) -> None:
+        """As another process would: the modules of this folder are not loaded yet."""
+        for name in [name for name, module in sys.modules.items() if str(getattr(module, "__file__", None) or "").startswith(str(self.folder))]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
     def script(self, *turns: dict[str, Any]) -> str:
         return "script:" + self.write("script.json", json.dumps(list(turns)))
 
@@ -87,7 +100,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         monkeypatch.delenv(name, raising=False)
     before = signal.getsignal(signal.SIGTERM)
     (tmp_path / "crew.py").write_text(AGENT, encoding="utf-8")
-    yield Shell(tmp_path, monkeypatch, capsys)
+    made = Shell(tmp_path, monkeypatch, capsys)
+    yield made
     signal.signal(signal.SIGTERM, before)
-    for name in [name for name, module in sys.modules.items() if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path))]:
-        del sys.modules[name]
+    made.forget()

@@ -1,10 +1,17 @@
-"""`answer`, `approve`, `deny`, `say`, `cancel`: a word from outside."""
+"""`answer`, `approve`, `deny`, `resolve`, `say`, `cancel`: a word from outside."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from refold import open_store
 from refold.runtime.cli import exits
 
 DONE = {"text": "All done."}
 TWO = {"calls": [{"name": "send", "arguments": {"to": "ann"}}, {"name": "send", "arguments": {"to": "bob"}}]}
 ASK = {"calls": [{"name": "ask_user", "arguments": {"question": "Which year?"}}]}
+PAY = {"calls": [{"name": "pay", "arguments": {"amount": 5}}]}
 
 
 def test_an_approval_prints_exactly_what_is_approved(shell):
@@ -79,3 +86,165 @@ def test_a_message_is_taken(shell):
     shell.run(ASK, DONE)
     assert shell("say", "one", "be brief").code == exits.COMPLETED
     assert "be brief" in shell("log", "one").out
+
+
+# -- commands that are given again
+
+
+def test_a_command_given_again_does_nothing_and_says_where_it_was_taken(shell):
+    # given
+    shell.run({"calls": [*TWO["calls"], *ASK["calls"]]}, DONE)
+    commands = [
+        ("answer", "one", "--call", "t1.3", "2023"),
+        ("approve", "one", "t1.1"),
+        ("deny", "one", "t1.2", "--reason", "no"),
+        ("say", "one", "be brief"),
+    ]
+    for number, command in enumerate(commands):
+        # when
+        first = shell(*command, "--command-id", f"c{number}", "--json").json
+        before = shell("log", "one", "--json").out
+        again = shell(*command, "--command-id", f"c{number}", "--json")
+        # then
+        assert again.code == exits.COMPLETED
+        assert again.json == {**first, "again": True}
+        assert shell("log", "one", "--json").out == before
+        assert f"at position {first['position']}" in shell(*command, "--command-id", f"c{number}").out
+
+
+def test_a_cancellation_given_again_is_none(shell):
+    shell.run(TWO, DONE)
+    first = shell("cancel", "one", "--command-id", "stop", "--json").json
+    again = shell("cancel", "one", "--command-id", "stop", "--json")
+    assert (again.code, again.json) == (exits.COMPLETED, {**first, "again": True})
+    assert first["status"] == "cancelled"
+
+
+def test_all_given_again_names_each_and_does_nothing(shell):
+    shell.run(TWO, DONE)
+    first = shell("approve", "one", "--all", "--command-id", "c", "--json").json
+    again = shell("approve", "one", "--all", "--command-id", "c", "--json")
+    assert (again.code, again.json) == (exits.COMPLETED, [{**one, "again": True} for one in first])
+    assert [one["call_id"] for one in first] == ["t1.1", "t1.2"]
+
+
+# -- other arguments
+
+
+def test_a_call_is_approved_with_other_arguments_once_they_are_checked(shell):
+    # given
+    shell.run(TWO, DONE)
+    # when
+    shell.write("other.json", '{"to": "cat"}')
+    done = shell("approve", "one", "t1.1", "--arguments", "@other.json", "--agent", "crew:agent")
+    # then what is printed is what will run
+    assert done.code == exits.COMPLETED
+    assert done.out.index("to: cat") < done.out.index("instead of") < done.out.index("to: ann")
+    shell("approve", "one", "t1.2", "--resume", "--agent", "crew:agent")
+    assert [seen["data"] for seen in shell("show", "one", "--json").json["observations"]] == ["sent to cat", "sent to bob"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("t1.1", "--arguments", '{"too": "cat"}'), "cannot run with these arguments"),
+        (("t1.1", "--arguments", "no json"), "cannot run with these arguments"),
+        (("--all", "--arguments", "{}"), "--arguments is about one call"),
+        (("--all", "--digest", "x"), "--digest is about one call"),
+    ],
+)
+def test_other_arguments_that_do_not_fit_change_nothing(shell, words, said):
+    shell.run(TWO, DONE)
+    done = shell("approve", "one", *words, "--agent", "crew:agent")
+    assert done.code == exits.USAGE
+    assert said in done.error
+    assert len(shell("pending", "--json").json) == 2
+
+
+def test_without_the_agents_code_other_arguments_cannot_be_checked(shell):
+    shell.run(TWO, DONE)
+    assert "whose code is not known here" in shell("approve", "one", "t1.1", "--arguments", '{"to": "cat"}').error
+
+
+# -- doubts
+
+
+@pytest.fixture
+def doubt(shell):
+    shell.run(PAY, DONE, words=("--set", "policy.on_doubt=ask"))
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("--happened", "--result", '"receipt 7"'), "success"),
+        (("--happened",), "success"),
+        (("--tell-model",), "in_doubt"),
+    ],
+)
+def test_a_doubt_is_settled_with_one_word_and_driven_on(doubt, words, kind):
+    done = doubt("resolve", "one", "t1.1", *words, "--resume", "--agent", "crew:agent")
+    assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
+    (seen,) = doubt("show", "one", "--json").json["observations"]
+    assert (seen["error_type"] or "success") == kind
+    assert seen["data"] == ("receipt 7" if "--result" in words else None)
+
+
+def test_what_was_settled_is_printed_and_a_second_word_is_refused(doubt):
+    done = doubt("resolve", "one", "--happened", "--result", '{"receipt": 7}')
+    assert done.code == exits.COMPLETED
+    assert "amount: 5" in done.out
+    assert '{"receipt":7}' in done.out
+    assert doubt("resolve", "one", "t1.1", "--tell-model").code == exits.USAGE
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--happened", "--tell-model"), ("--did-not-happen", "--result", "1"), ("--happened", "--result", "receipt")], ids=" ".join
+)
+def test_a_doubt_needs_exactly_one_word_that_can_be_read(doubt, words):
+    before = doubt("log", "one", "--json").out
+    assert doubt("resolve", "one", "t1.1", *words).code == exits.USAGE
+    assert doubt("log", "one", "--json").out == before
+
+
+def test_a_doubt_is_not_settled_by_an_approval_and_says_what_to_type(doubt):
+    assert "does not wait for an approval" in doubt("approve", "one", "t1.1").error
+    (asked,) = doubt("pending", "--json").json
+    assert asked["kind"] == "doubt"
+    for verdict in ("--happened", "--did-not-happen", "--tell-model"):
+        assert f"refold resolve one t1.1 {verdict}" in doubt("pending").out
+
+
+# -- who drives
+
+
+@contextmanager
+def driven_by(who: str) -> Iterator[None]:
+    store = open_store("sqlite:///.refold/log.db", create=False)
+    with store.log.hold("one", who, 30):
+        yield
+    store.close()
+
+
+def test_a_run_that_somebody_drives_is_not_driven_again(shell):
+    # given
+    shell.run(ASK, DONE)
+    with driven_by("ann@there:7"):
+        # when, then
+        done = shell("answer", "one", "2023", "--resume", "--agent", "crew:agent")
+        assert done.code == exits.UNAVAILABLE
+        assert "is driven by ann@there:7 since" in done.err
+        done = shell("resume", "one", "--agent", "crew:agent")
+        assert (done.code, "is driven by ann@there:7 since" in done.error) == (exits.UNAVAILABLE, True)
+        done = shell.run(ASK, DONE)
+        assert (done.code, "is driven by ann@there:7 since" in done.error) == (exits.UNAVAILABLE, True)
+    assert shell("resume", "one", "--agent", "crew:agent").code == exits.COMPLETED
+
+
+def test_a_cancellation_without_waiting_is_left_to_the_driver(shell):
+    shell.run(ASK, DONE)
+    with driven_by("ann@there:7"):
+        done = shell("cancel", "one", "--no-wait", "--json")
+        assert (done.code, done.json["status"]) == (exits.COMPLETED, "running")
+    assert shell("resume", "one", "--agent", "crew:agent").code == exits.CANCELLED

@@ -11,7 +11,7 @@ LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
 SEND = {"calls": [{"name": "send", "arguments": {"to": "ann"}}]}
 
 
-@pytest.mark.parametrize("command", ["runs", "pending"])
+@pytest.mark.parametrize("command", ["runs", "pending", "doctor"])
 def test_lists_of_a_store_that_is_not_there_are_empty(shell, command):
     done = shell(command, "--json")
     assert (done.code, done.json) == (exits.COMPLETED, [])
@@ -102,3 +102,17 @@ def test_text_is_cut_by_columns_and_not_by_characters():
     assert render.cut("測試測試", 5) == "測試…"
     assert render.width_of(render.cut("e\u0301" * 10, 5)) == 5
     assert render.cut("short", 5) == "short"
+
+
+def test_a_run_that_waits_is_not_painted_as_one_that_failed(monkeypatch):
+    page = render.Page()
+    monkeypatch.setattr(page, "coloured", True)
+    _, waiting, failed = page.table(("RUN", "STATUS", "GOAL"), [("one", "waiting_for_user", "g"), ("two", "failed", "g")])
+    assert "\x1b[36mwaiting" in waiting
+    assert "\x1b[31mfailed" in failed
+    assert waiting.endswith("  g")
+
+
+def test_when_an_approval_expires_is_said(shell):
+    shell.run(SEND, DONE, words=("--set", "policy.approval_expiry_s=7200"))
+    assert "expires in 1 h" in shell("pending").out

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from refold.runtime import models
 from refold.runtime.cli import exits
 
 DONE = {"text": "All done."}
@@ -166,3 +167,25 @@ def test_every_failure_that_is_foreseen_is_a_class_that_exists():
     for name in (*exits.WRONG, *exits.BUSY, *exits.BROKEN):
         module, _, found = name.partition(":")
         assert issubclass(getattr(importlib.import_module(f"refold.{module}"), found), Exception)
+
+
+@pytest.mark.parametrize("words", [("--base-url", "http://localhost:1"), ("--set", "model.stream=false")], ids=" ".join)
+@pytest.mark.parametrize("model", ["offline", "script:script.json"])
+def test_what_a_model_on_this_machine_cannot_use_is_refused(shell, model, words):
+    shell.script(DONE)
+    done = shell("run", "Do it.", "--agent", "crew:agent", "--model", model, *words)
+    assert done.code == exits.USAGE
+    assert words[0] in done.error
+    assert not (shell.folder / ".refold").exists()
+
+
+def test_the_offline_model_has_no_name_behind_it(shell):
+    done = shell("run", "Do it.", "--model", "offline:small")
+    assert done.code == exits.USAGE
+    assert "offline:small" in done.error
+
+
+def test_help_names_the_models_that_there_are_and_no_others(shell):
+    out = shell("run", "--help").out
+    spelled = {kind for kind in ("offline", "script", "openai", "openai-chat", "anthropic", "deepseek") if f"{kind}:" in out or kind == "offline"}
+    assert spelled == set(models.available())

@@ -6,6 +6,7 @@ back, audits and replays clean, and every request that a model received is one a
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -14,13 +15,30 @@ import pytest
 from refold import Agent, ScriptedModel, Store, audit, fold, open_store, replay
 from refold.events import facts as f
 from refold.events.codec import Record
-from refold.events.storage import Row
+from refold.events.storage import Log, Row, Submission
 from refold.fsm.machine import empty, step
 from refold.projections.messages import Message
 from refold.projections.transcript import said
+from refold.runtime.journal import inherited
 from refold.runtime.ports import Part, Request
 from refold.runtime.requests import request_of
 from refold.runtime.result import Result
+from refold.testing.faults import FaultyLog
+
+
+class Meanwhile(FaultyLog):
+    """A log in which something happens just before the nth batch with this type of record is appended: whoever appends then comes second."""
+
+    def __init__(self, log: Log, batch_with: str, act: Callable[[], object], nth: int = 1) -> None:
+        super().__init__(log)
+        self.batch_with, self.act, self.left = batch_with, act, nth
+
+    def _submit(self, submission: Submission) -> "Future[None]":
+        if any(row.type == self.batch_with for row in submission.rows):
+            self.left -= 1
+            if self.left == 0:
+                self.act()
+        return super()._submit(submission)
 
 
 class PartsModel:
@@ -52,6 +70,10 @@ class Stage:
     def another_store(self, url: str = "memory:") -> Store:
         self.stores.append(open_store(url))
         return self.stores[-1]
+
+    def meanwhile(self, batch_with: str, act: Callable[[], object], *, nth: int = 1) -> Store:
+        """The first store, in which somebody else acts just before the driver appends its nth batch with this type of record."""
+        return Store(Meanwhile(self.store.log, batch_with, act, nth), "memory:")
 
     def scripted(self, turns: Sequence[dict[str, Any]]) -> ScriptedModel:
         self.models.append(ScriptedModel(turns))
@@ -105,6 +127,8 @@ def rebuilt_requests(store: Store, run_id: str) -> list[Request]:
     run, messages, requests = empty(run_id), [], []
     for record in store.read(run_id):
         after = step(run, record)
+        if isinstance(record.fact, f.RunContinued):
+            messages += inherited(store.log, record.fact)
         messages += said(run, record.fact, after)
         run = after
         if isinstance(record.fact, f.ModelRequested):
