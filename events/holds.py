@@ -132,6 +132,8 @@ class FileHolds:
         self._execute, self._life = execute, Life(folder)
         self._lock = Lock()
         self._made = False
+        self._let_go_of: set[str] = set()
+        """Holds of ours that are over although the store could not be told."""
 
     def take(self, run_id: str, who: str, ttl_s: float) -> Hold:
         with self._lock:
@@ -150,13 +152,15 @@ class FileHolds:
         if not rows:
             return False
         hold, life, *holder = rows[0]
-        if self._life.lasts(life):
+        if hold not in self._let_go_of and self._life.lasts(life):
             raise Held(run_id, Holder(*holder))
         return self._execute(_INHERIT, (*ours, ttl_us, run_id, hold))[0] == 1
 
     def _let_go(self, run_id: str, token: str) -> None:
         if not self._life.closed:  # That let go of everything.
+            self._let_go_of.add(token)
             self._execute(_LET_GO, (run_id, token))
+            self._let_go_of.discard(token)
 
     def holder(self, run_id: str) -> Holder | None:
         _, tables = self._execute("SELECT 1 FROM sqlite_master WHERE name = 'drivers'", ())

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from refold import Policy, Store, audit, fold, open_store, tool
 from refold.events.log import StoreUnavailable, open_log
+from refold.runtime.ownership import Ownership
 
 WRITERS, RUNS = 8, 5
 WRITER = """
@@ -76,7 +78,7 @@ def test_B140_many_processes_a_reader_and_a_backup_share_one_file(tmp_path):
 
 
 @pytest.mark.parametrize("effect", ["read", "side_effect"])
-def test_B140_a_store_that_is_locked_for_too_long_is_named_and_costs_nothing(stage, results_of, tmp_path, effect):
+def test_B140_a_store_that_is_locked_for_too_long_is_named_and_costs_nothing(stage, results_of, tmp_path, briefly, effect):
     # given a store that somebody locks while a tool runs, for longer than is waited
     path = tmp_path / "log.db"
     store = Store(open_log(f"sqlite:///{path}", lock_timeout_s=0.2), f"sqlite:///{path}")
@@ -103,10 +105,21 @@ def test_B140_a_store_that_is_locked_for_too_long_is_named_and_costs_nothing(sta
     # and once it can, the run goes on: what may run again does, what may not is in doubt
     locked.rollback()
     locked.close()
+    lapse()
     result = agent.resume_sync("r", store=store)
     assert result.status == "completed"
     assert len(ran) == (2 if effect == "read" else 1)
     assert results_of(result)["t1.1"][0] == ("success" if effect == "read" else "in_doubt")
+
+
+@pytest.fixture
+def briefly(monkeypatch):
+    """A driver that could not say that it let go keeps its run for its time: half a second here."""
+    monkeypatch.setattr(Ownership.acquire, "__defaults__", (0.5,))
+
+
+def lapse() -> None:
+    time.sleep(0.6)
 
 
 class Gate:
@@ -191,7 +204,7 @@ def gate() -> Iterator[tuple[Gate, str]]:
         connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
-def test_B187_a_connection_that_died_while_a_human_was_waited_for_is_made_anew(stage, gate):
+def test_B187_a_connection_that_died_while_a_human_was_waited_for_is_made_anew(gate, stage):
     # given a run that waits, and a server that is restarted meanwhile
     way, url = gate
     store = stage.another_store(url)
@@ -204,7 +217,7 @@ def test_B187_a_connection_that_died_while_a_human_was_waited_for_is_made_anew(s
     assert agent.resume_sync("r", store=store).status == "completed"
 
 
-def test_B187_a_result_is_stored_once_the_server_is_back_and_its_tool_is_not_run_again(stage, results_of, gate):
+def test_B187_a_result_is_stored_once_the_server_is_back_and_its_tool_is_not_run_again(gate, stage, results_of):
     # given a tool during which the server is restarted
     way, url = gate
     ran: list[int] = []
@@ -223,8 +236,9 @@ def test_B187_a_result_is_stored_once_the_server_is_back_and_its_tool_is_not_run
     assert results_of(result)["t1.1"] == ("success", "acted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the commit", "behind the commit"])
-def test_B187_an_append_that_was_cut_is_stored_once(stage, results_of, gate, monkeypatch, moment):
+def test_B187_an_append_that_was_cut_is_stored_once(gate, stage, results_of, monkeypatch, moment):
     # given a server that goes away in the middle of each append
     from refold.events.postgres import _Committer
 
@@ -264,7 +278,8 @@ def test_B187_an_append_that_was_cut_is_stored_once(stage, results_of, gate, mon
     assert cuts[0] > 6
 
 
-def test_B187_a_server_that_stays_away_is_named_in_time_and_the_run_can_be_resumed(stage, results_of, gate):
+@pytest.mark.slow
+def test_B187_a_server_that_stays_away_is_named_in_time_and_the_run_can_be_resumed(gate, stage, briefly, results_of):
     # given a server that goes away while a tool runs and does not come back
     way, url = gate
     store = stage.another_store(url)
@@ -283,6 +298,7 @@ def test_B187_a_server_that_stays_away_is_named_in_time_and_the_run_can_be_resum
         agent.run_sync("Do it.", store=store, run_id="r")
     # then, once it is back, the run is there and says what it does not know; nothing is done again
     way.open()
+    lapse()
     result = agent.resume_sync("r", store=store)
     assert (result.status, len(ran)) == ("waiting_for_user", 1)
     store.resolve_sync("r", verdict="happened", result="acted")
