@@ -47,7 +47,7 @@ STARTED: Final = f"({' OR '.join(f'topic = {topic!r}' for topic in STARTS)})"
 STARTED_RUNS: Final = f"stored_events INDEXED BY started_runs WHERE {STARTED}"
 """Named, because SQLite cannot know how few rows begin a run and would walk them all."""
 SELECT_ROWS: Final = (
-    "SELECT originator_version, topic, state FROM stored_events "
+    "SELECT originator_version, CAST(topic AS TEXT), CAST(state AS BLOB) FROM stored_events "
     "WHERE originator_id = ? AND originator_version > ? AND originator_version <= ? ORDER BY originator_version LIMIT ?"
 )
 
@@ -92,11 +92,11 @@ class SqliteLog(Log):
             after = rows[-1][0]
 
     def head(self, run_id: str) -> tuple[int, bytes] | None:
-        rows = self._select("SELECT originator_version, state FROM stored_events WHERE originator_id = ? ORDER BY originator_version DESC LIMIT 1", run_id)
+        rows = self._select("SELECT originator_version, CAST(state AS BLOB) FROM stored_events WHERE originator_id = ? ORDER BY originator_version DESC LIMIT 1", run_id)
         return (rows[0][0], rows[0][1]) if rows else None
 
     def payload(self, run_id: str, digest: str) -> bytes:
-        rows = self._select("SELECT state FROM stored_events WHERE originator_id = ? AND originator_version = 1", payload_stream(run_id, digest))
+        rows = self._select("SELECT CAST(state AS BLOB) FROM stored_events WHERE originator_id = ? AND originator_version = 1", payload_stream(run_id, digest))
         if not rows:
             raise PayloadMissing(run_id, digest)
         state: bytes = rows[0][0]
@@ -105,7 +105,7 @@ class SqliteLog(Log):
     def payloads(self, run_id: str) -> dict[Digest, bytes]:
         first = payload_stream(run_id, "")
         # The character after the colon ends the range: an index can walk it, and LIKE would take the `_` of a run id for a wildcard.
-        rows = self._select("SELECT originator_id, state FROM stored_events WHERE originator_id >= ? AND originator_id < ?", first, first[:-1] + ";")
+        rows = self._select("SELECT originator_id, CAST(state AS BLOB) FROM stored_events WHERE originator_id >= ? AND originator_id < ?", first, first[:-1] + ";")
         return {stream[len(first) :]: state for stream, state in rows}
 
     def runs(self) -> list[str]:
@@ -269,7 +269,7 @@ class _Recorder(SQLiteApplicationRecorder):
         cursor.executemany(self.insert_events_statement, [*payloads, *((run_id, *row) for row in submission.rows)])
 
     def _stored(self, cursor: sqlite3.Cursor, stream: str) -> bytes | None:
-        cursor.execute("SELECT state FROM stored_events WHERE originator_id = ? AND originator_version = 1", (stream,))
+        cursor.execute("SELECT CAST(state AS BLOB) FROM stored_events WHERE originator_id = ? AND originator_version = 1", (stream,))
         row = cursor.fetchone()
         return None if row is None else row[0]
 

@@ -4,6 +4,7 @@ The one way to run a tool. Whatever a handler does (raise anything, never return
 """
 
 import asyncio
+import ctypes
 import inspect
 import types
 from collections.abc import Callable
@@ -131,6 +132,8 @@ class _Call:
         task.add_done_callback(lambda ended: self.late(None if ended.cancelled() else ended.result()))
         if self._in_thread:
             task.cancel()
+        # A coroutine that is thrown away is told so, once more; one that swallows that too would keep the interpreter from exiting.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
         # asyncio.run would wait for it for ever, and complain about it when the loop is gone
         asyncio._unregister_task(task)
         task._log_destroy_pending = False  # type: ignore[attr-defined]

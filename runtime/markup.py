@@ -3,11 +3,11 @@
 Apart from the documents, so that a format is one function here; headings and fields are all that is understood of a format, the text stays as it was written.
 """
 
+import html
 import io
 import logging
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Final
 
 Section = tuple[tuple[str, ...], str]
@@ -53,8 +53,7 @@ def plain_sections(text: str, suffix: str) -> tuple[str, list[Section]]:
 def html_sections(text: str) -> tuple[str, Fields, list[Section]]:
     """Title, `meta` fields and sections of a page. Scripts and styles are left out."""
     page = _Page()
-    page.feed(text)
-    page.close()
+    _feed(page, text)
     _, sections = _nest(page.lines, page.headings)
     first = page.headings[0][2] if page.headings else ""
     return page.title or first, page.fields, sections
@@ -177,7 +176,38 @@ def _nest(lines: list[str], headings: list[Heading]) -> tuple[str, list[Section]
     return (headings[0][2] if titled else ""), sections
 
 
-class _Page(HTMLParser):
+MARKUP: Final = re.compile(r"<(?:[!?][^<>]*|(/?)([a-zA-Z][^\s/<>]*)([^<>]*))>")
+"""A tag, declaration or instruction that is closed before the next one opens; any other `<` is text."""
+ATTRIBUTE: Final = re.compile(r"""([a-zA-Z:-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+LONG_NUMBER: Final = re.compile(r"&#[xX]?[0-9a-fA-F]{8,};?")
+
+
+def _feed(page: "_Page", text: str) -> None:
+    """Tell the page what stands in it, in one pass: the standard parser takes quadratic time over markup that is never closed, and documents are not to be trusted."""
+    text = LONG_NUMBER.sub("\ufffd", _without_comments(text))
+    behind = 0
+    for found in MARKUP.finditer(text):
+        page.handle_data(html.unescape(text[behind : found.start()]))
+        behind = found.end()
+        closing, tag, attributes = found.groups()
+        if tag and closing:
+            page.handle_endtag(tag.lower())
+        elif tag:
+            page.handle_starttag(tag.lower(), [(name.lower(), html.unescape(a or b or c)) for name, a, b, c in ATTRIBUTE.findall(attributes)])
+    page.handle_data(html.unescape(text[behind:]))
+
+
+def _without_comments(text: str) -> str:
+    """What is left without comments; one that is never closed goes to the end."""
+    kept, behind = [], 0
+    while (start := text.find("<!--", behind)) >= 0:
+        kept.append(text[behind:start])
+        end = text.find("-->", start + 4)
+        behind = end + 3 if end >= 0 else len(text)
+    return "".join([*kept, text[behind:]])
+
+
+class _Page:
     """Collects lines, headings, the title and `meta` fields of a page."""
 
     BLOCKS: Final = frozenset(
@@ -190,7 +220,6 @@ class _Page(HTMLParser):
     SILENT: Final = frozenset({"script", "style", "template", "noscript"})
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.lines: list[str] = [""]
         self.headings: list[Heading] = []
         self.fields: Fields = []
@@ -199,7 +228,7 @@ class _Page(HTMLParser):
         self._heading: tuple[int, int] | None = None
         self._in_title = self._preformatted = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str]]) -> None:
         named = dict(attrs)
         if tag == "meta" and named.get("name") and named.get("content"):
             self.fields.append((str(named["name"]), " ".join(str(named["content"]).split())))

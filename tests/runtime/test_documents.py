@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from refold.runtime.documents import PART_CHARS_MAX, Document, DocumentsError, list_sources, parse, read_bytes
+from refold.runtime.markup import html_sections
 
 
 def write(folder: Path, name: str, text: str | bytes) -> Path:
@@ -202,3 +203,13 @@ def pdf(text: str) -> bytes:
         content += b"%d 0 obj\n%s\nendobj\n" % (number, body)
     table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     return content + b"xref\n0 6\n0000000000 65535 f \n%strailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (table, len(content))
+
+
+@pytest.mark.parametrize("piece", ["<a ", "<a/", "<div\n", "<a b='", '<a x="', "<!--", "<?", "<", "&#1", "<p", "</"], ids=repr)
+def test_hostile_html_costs_no_more_than_its_length(piece):
+    # given a page with half a million of what would keep a careless parser busy for hours
+    page = "<html><title>Growth</title><p>The growth was 5 %.</p>" + piece * (500_000 // len(piece))
+    # when it is read, then what stands before it is found; a parser of quadratic time would not come back
+    title, _, sections = html_sections(page)
+    assert title == "Growth"
+    assert "The growth was 5 %." in sections[0][1]

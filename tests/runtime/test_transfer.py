@@ -147,3 +147,24 @@ def test_a_row_whose_columns_disagree_with_its_record_is_found(tmp_path: Path, c
     chain = audit(store, "kept").chain
     assert (chain.ok, chain.broken_at) == (False, 4)
     store.close()
+
+
+@pytest.mark.parametrize("value", ["5", "CAST(state AS TEXT)", "NULL", "1.5"])
+def test_a_row_of_another_type_is_damage_and_no_fault_of_ours(tmp_path: Path, value: str) -> None:
+    # given a row whose state is a number, a text or nothing
+    path = tmp_path / "log.db"
+    store = open_store(f"sqlite:///{path}")
+    run_in(store)
+    store.close()
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        database.execute(f"UPDATE stored_events SET state = {value} WHERE originator_id = 'kept' AND originator_version = 4")
+    except sqlite3.IntegrityError:
+        pytest.skip("the table refuses it")
+    finally:
+        database.close()
+    # when the run is audited, then the place is named, unless the bytes are the same after all
+    store = open_store(f"sqlite:///{path}")
+    chain = audit(store, "kept").chain
+    assert (chain.ok, chain.broken_at) == ((True, None) if "TEXT" in value else (False, 4))
+    store.close()
