@@ -2,7 +2,7 @@
 
     refold run "How warm is it in Ghent, in Fahrenheit?" --agent examples.weather:agent
 
-The model is a script, so that it runs without a key; give `--model openai:NAME` or another to let a real one decide.
+The model is a script, so that it runs without a key; `--model SPEC` names another.
 """
 
 from typing import Any

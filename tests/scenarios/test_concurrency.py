@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 import pytest
 
 from refold import Agent, Store, ToolContext, audit, open_store, replay, tool
@@ -79,6 +80,9 @@ def test_B145_of_two_workers_that_resume_a_run_one_drives_it(stage, tmp_path):
 def test_B145_a_run_that_is_driven_is_named_with_its_driver_and_nothing_is_appended(stage, tmp_path, monkeypatch, capsys):
     # given a run that somebody drives
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "somebodys.py").write_text("from refold import Agent\nagent = Agent()\n", encoding="utf-8")
     url = f"sqlite:///{tmp_path}/log.db"
     store = stage.another_store(url)
     agent = stage.agent([{"text": "done"}])
@@ -87,7 +91,7 @@ def test_B145_a_run_that_is_driven_is_named_with_its_driver_and_nothing_is_appen
     head = store.log.head("r")
     with store.log.hold("r", "ann@elsewhere:7", 30):
         # when another resumes it
-        assert perform(["resume", "r", "--store", url, "--model", "offline"]) == exits.UNAVAILABLE
+        assert perform(["resume", "r", "--store", url, "--agent", "somebodys:agent", "--model", "offline"]) == exits.UNAVAILABLE
         # then it is told by whom and since when, and nothing was appended
         said = capsys.readouterr().err.splitlines()[-1]
         assert "driven by ann@elsewhere:7 since" in said
@@ -217,12 +221,23 @@ def test_B149_a_reader_of_all_runs_never_passes_over_one_that_is_committed_later
     reader.close()
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
-def test_B149_who_follows_the_store_sees_every_record_once_and_in_order(request, tmp_path, kind):
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a fresh store of each kind."""
+    match request.param:
+        case "memory":
+            return "memory:"
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/log.db?synchronous=NORMAL"
+        case _:
+            found: str = request.getfixturevalue("schema")
+            return found
+
+
+def test_B149_who_follows_the_store_sees_every_record_once_and_in_order(url):
     # given a store with four writers, and somebody who follows it by the number that says that something changed
-    url = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/log.db?synchronous=NORMAL"}.get(kind) or request.getfixturevalue("schema")
     log = open_log(url)
-    reader = log if kind == "memory" else open_log(url)
+    reader = log if url == "memory:" else open_log(url)
     followed: dict[str, list[int]] = {}
     done = threading.Event()
 
@@ -261,12 +276,10 @@ def test_B149_who_follows_the_store_sees_every_record_once_and_in_order(request,
 
 
 @pytest.mark.parametrize("first", ["the result", "the cancellation"])
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
-def test_B175_who_comes_second_decides_again_on_what_the_first_wrote(request, stage, results_of, tmp_path, kind, first):
+def test_B175_who_comes_second_decides_again_on_what_the_first_wrote(url, stage, first):
     # given two processes that know a run up to the same position: one has the result of its call, the other wants it to end
-    url = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/log.db"}.get(kind) or request.getfixturevalue("schema")
     one = stage.another_store(url)
-    other = one if kind == "memory" else stage.another_store(url)
+    other = one if url == "memory:" else stage.another_store(url)
 
     @tool
     def act() -> str:
