@@ -167,7 +167,13 @@ def inherited(log: Log, begun: f.RunContinued) -> tuple[Message, ...]:
         raise OtherHistory(f"the run goes on from {begun.parent}, which is not in this store: import it first") from error
     if digest_of_transcript(messages) != begun.transcript:
         raise OtherHistory(f"the run goes on from {begun.parent}, which is not what it was then")
-    return messages
+    return tuple(map(_of_parent, messages))
+
+
+def _of_parent(message: Message) -> Message:
+    """A message as the next run has it: ids are by place, and those of the parent would come again."""
+    calls = tuple(replace(call, id=f"p.{call.id}") for call in message.calls)
+    return replace(message, calls=calls, call_id=f"p.{message.call_id}" if message.call_id else "")
 
 
 def digest_of_transcript(messages: Sequence[Message]) -> Digest:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from refold import Agent, ScriptedModel, tool
+from refold import Agent, ScriptedModel, open_store, tool
 from refold.events import facts as f
 from refold.events.memory import MemoryLog
 from refold.events.storage import Submission
@@ -187,3 +187,24 @@ class Endless:
         self.asked.set()
         await asyncio.sleep(60)
         yield Finished(stop_reason="stop")
+
+
+def test_no_id_comes_twice_in_a_conversation() -> None:
+    # given three runs, each going on from the one before, each with a call in its first turn
+    store = open_store("memory:")
+    model = ScriptedModel([{"calls": [{"name": "note", "arguments": {"n": 1}}]}, {"text": "Noted."}])
+
+    @tool(effect="read")
+    def note(n: int) -> int:
+        """Notes."""
+        return n
+
+    agent = Agent(model=model, tools=[note])
+    run = agent.run_sync("Note.", store=store)
+    for message in ("Again.", "And again."):
+        run = agent.continue_run_sync(run.id, message, store=store)
+    # then the last request names every call of the conversation once, each with its result
+    messages = model.requests[-1].messages
+    calls = [call.id for said in messages for call in said.calls]
+    assert calls == ["p.p.t1.1", "p.t1.1", "t1.1"]
+    assert [said.call_id for said in messages if said.role == "tool"] == calls
