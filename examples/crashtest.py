@@ -27,7 +27,7 @@ def look(topic: str) -> ToolResult:
 @tool(effect="read", concurrent=True)
 async def browse(topic: str) -> str:
     """Look something up that is long."""
-    return f"{topic} " * 1_500
+    return f"{topic} " * 3_000
 
 
 @tool(effect="idempotent", concurrent=True)

@@ -51,7 +51,7 @@ AtLeastOne = Annotated[int, Field(ge=1, lt=2**53)]
 Seconds = Annotated[int | float, Field(ge=0, le=10**9, allow_inf_nan=False), AfterValidator(_whole)]
 Money = Annotated[str, BeforeValidator(_money)]
 Moment = Annotated[str, AfterValidator(_moment)]
-_CONFIG: Final = ConfigDict(extra="forbid", str_max_length=200)
+_CONFIG: Final = ConfigDict(extra="forbid", str_max_length=200, defer_build=True)
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)

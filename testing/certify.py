@@ -101,8 +101,13 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
         return not self.told
 
 
-def certify(campaign: Campaign, heard: Callable[[int, str], None] = lambda _done, _family: None) -> Certificate:
-    """Run a campaign; `heard` is called with the number of scenarios that are over, and the family of the last. Raises NotCertifiable, Refused."""
+def certify(
+    campaign: Campaign, heard: Callable[[int, str], None] = lambda _done, _family: None, enough: Callable[[Finding], bool] = lambda _finding: False
+) -> Certificate:
+    """Run a campaign. Raises NotCertifiable, Refused.
+
+    `heard` is called with the number of scenarios that are over and the family of the last; a finding that is `enough` ends the campaign.
+    """
     if not hasattr(os, "fork"):
         raise NotCertifiable("a campaign kills processes with SIGKILL, which this system does not have: run it on Linux or macOS")
     agent = agent_named(campaign.agent)
@@ -110,7 +115,7 @@ def certify(campaign: Campaign, heard: Callable[[int, str], None] = lambda _done
     home.mkdir(parents=True, exist_ok=True)
     try:
         with Nursery(fresh=campaign.fresh) as nursery:
-            return _Grid(campaign, agent, home, nursery, heard).certificate()
+            return _Grid(campaign, agent, home, nursery, heard, enough).certificate()
     finally:
         if not campaign.keep:
             shutil.rmtree(home, ignore_errors=True)
@@ -156,8 +161,10 @@ class _Trial:
 class _Grid:
     """The campaign under way."""
 
-    def __init__(self, campaign: Campaign, agent: Agent, home: Path, nursery: Nursery, heard: Callable[[int, str], None]) -> None:
-        self.campaign, self.agent, self.home, self.nursery, self.heard = campaign, agent, home, nursery, heard
+    def __init__(
+        self, campaign: Campaign, agent: Agent, home: Path, nursery: Nursery, heard: Callable[[int, str], None], enough: Callable[[Finding], bool]
+    ) -> None:
+        self.campaign, self.agent, self.home, self.nursery, self.heard, self.enough = campaign, agent, home, nursery, heard, enough
         self.scenarios: Counter[str] = Counter()
         self.deaths: Counter[str] = Counter()
         self.processes = 0
@@ -208,9 +215,15 @@ class _Grid:
             return
         for family in self.campaign.families:
             for deeds in self._deeds(family, steps):
-                if family in self.untouched or sum(len(told.findings) for told in self.told) >= self.campaign.stop_after:
+                if self._stops():
+                    return
+                if family in self.untouched:
                     break
                 yield Scenario(family=family, deeds=deeds)
+
+    def _stops(self) -> bool:
+        findings = [finding for told in self.told for finding in told.findings]
+        return len(findings) >= self.campaign.stop_after or any(map(self.enough, findings))
 
     def _deeds(self, family: Family, steps: int) -> Iterator[Deeds]:
         every = self.campaign.every

@@ -26,7 +26,7 @@ from refold.runtime import agent as agents, consults, performing, ports as p
 from refold.runtime.driver import Driver
 from refold.runtime.journal import Inputs, Journal
 from refold.testing.certify import Campaign, Certificate, Family, certify
-from refold.testing.judging import Kind
+from refold.testing.judging import Finding, Kind
 from refold.testing.victim import WitnessedLog
 
 Logs = type[WitnessedLog] | None
@@ -41,19 +41,24 @@ class Control:
     says: str
     families: tuple[Family, ...] = ("once",)
 
+    def is_seen_in(self, finding: Finding) -> bool:
+        """Whether this is what it is there for."""
+        return finding.kind == self.kind and self.says in finding.what
+
 
 def noticed(certificate: Certificate, control: Control) -> bool:
     """Whether a campaign found what is wrong with a broken runtime."""
-    return any(finding.kind == control.kind and control.says in finding.what for told in certificate.told for finding in told.findings)
+    return any(control.is_seen_in(finding) for told in certificate.told for finding in told.findings)
 
 
 def run(name: str, agent: str, jobs: int = 2) -> Certificate:
-    """A campaign against a broken runtime, until it has found something."""
-    return certify(Campaign(agent=agent, control=name, families=CONTROLS[name].families, jobs=jobs, stop_after=FINDINGS))
+    """A campaign against a broken runtime, until it has found what is wrong."""
+    control = CONTROLS[name]
+    return certify(Campaign(agent=agent, control=name, families=control.families, jobs=jobs, stop_after=FINDINGS_MAX), enough=control.is_seen_in)
 
 
-FINDINGS: Final = 8
-"""Findings after which a campaign against a broken runtime ends: among them must be the one that it is there for."""
+FINDINGS_MAX: Final = 200
+"""Findings after which a campaign against a broken runtime ends, when none of them is the one that it is there for."""
 
 
 # -- the order of intent, effect and outcome
@@ -116,8 +121,9 @@ def _started_calls_again() -> Logs:
 def _doubt_told_as_failure() -> Logs:
     """A call that was lost with its process counts as one that did not happen."""
 
-    def lost(call: Call) -> f.Derived:
-        return f.ToolClosed(call=call.id, kind="cancelled", message="its process is gone")
+    def lost(call: Call) -> f.Derived | None:
+        acts = call.check is not None and call.check.effect == "side_effect"
+        return f.ToolClosed(call=call.id, kind="cancelled", message="its process is gone") if acts else None
 
     return _put(calls, _lost=lost)
 
@@ -351,7 +357,7 @@ CONTROLS: Final[dict[str, Control]] = {
     "an append is acknowledged too early": Control(_acknowledged_too_early, "loss", "acknowledged appends are not in the log any more"),
     "payloads are not in the transaction": Control(_payloads_later, "loss", "an acknowledged record cannot be read"),
     "a batch is not one transaction": Control(_record_by_record, "divergence", "replay:"),
-    "a conflict is taken for success": Control(_conflict_is_success, "divergence", "the run has not ended", ("spoken to",)),
+    "a conflict is taken for success": Control(_conflict_is_success, "duplicate", "was performed 2 times", ("spoken to",)),
     "the head is not checked": Control(_no_head_check, "loss", "a message that was acknowledged is 0 times in the log", ("spoken to",)),
     "an approval is not bound to arguments": Control(_approval_by_name, "divergence", "was allowed"),
     "nobody is asked for approval": Control(_nobody_is_asked, "divergence", "nobody had allowed it"),
