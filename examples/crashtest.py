@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from refold import Agent, NotPerformed, RetryableToolError, ScriptedModel, ToolContext, ToolResult, tool
+from refold import Agent, Budgets, NotPerformed, RetryableToolError, ScriptedModel, ToolContext, ToolResult, tool
 
 
 def world(name: str) -> Path:
@@ -130,8 +130,6 @@ def script(tail: int) -> list[dict[str, Any]]:
 
 def made(tail: int) -> Agent:
     """The agent with so long a tail."""
-    from refold import Budgets
-
     return Agent(
         model=ScriptedModel(script(tail)),
         instructions="Do as you are told.",

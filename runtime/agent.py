@@ -16,6 +16,7 @@ from refold.runtime import consults as c, models, ports as p
 from refold.runtime.driver import Driver
 from refold.runtime.journal import Journal, continuation
 from refold.runtime.performing import Cast
+from refold.runtime.redaction import Redaction, Redactor
 from refold.runtime.result import Result, result_of
 from refold.runtime.settings import Budgets, Policy, recorded_as
 from refold.runtime.store import Store
@@ -48,6 +49,7 @@ class Agent:
     """What runs. Raises ValueError when it is made of things that do not fit: two tools of one name, one named like a built-in.
 
     `model` is a SPEC, anything with a `stream` method, or None for the default; `name` is what another process finds it by.
+    `redactors` take a text and give it without its secrets; they see whatever is written or shown of a model, a tool or an error.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Agent:
         ask_user: bool = True,
         answer_schema: dict[str, Any] | None = None,
         documents: Sequence[str] = (),
+        redactors: Sequence[Redactor] = (),
     ) -> None:
         if plain := next((made for made in tools if not isinstance(made, Tool)), None):
             raise ValueError(f"{getattr(plain, '__name__', plain)!r} is no tool: put @tool above the function, or make a Tool(...) of it")
@@ -71,6 +74,7 @@ class Agent:
         self.budgets, self.policy = budgets or Budgets(), policy or Policy()
         self.validators = [(getattr(validator, "__name__", type(validator).__name__), validator) for validator in validators]
         self.ask_user, self.documents = ask_user, tuple(documents)
+        self.redactors = tuple(redactors)
         self.answer_schema = answer_schema or next((schema for v in validators if (schema := getattr(v, "answer_schema", None)) is not None), None)
         if len(self.tools) != len(tools):
             names = [made.name for made in tools]
@@ -172,7 +176,14 @@ class Agent:
         """The agent's code as a driver asks it; a run that began under other settings keeps its own."""
         policy = setup.policy if setup is not None else self.policy
         asks = tool(effect="read", name=ASK_USER)(c.ask_user) if (setup.ask_user if setup is not None else self.ask_user) else None
-        return c.Consults(tools=self.tools, validators=self.validators, policy_retries=policy.max_tool_retries, tool_timeout_s=policy.tool_timeout_s, asks=asks)
+        return c.Consults(
+            tools=self.tools,
+            validators=self.validators,
+            policy_retries=policy.max_tool_retries,
+            tool_timeout_s=policy.tool_timeout_s,
+            asks=asks,
+            redaction=Redaction.of(self.redactors),
+        )
 
     def _cast(self, model: p.Model, heard: Callable[[Shown], None] | None, setup: f.Setup | None = None) -> Cast:
         return Cast(model=model, consults=self.consults(setup), clock=p.SystemClock(), show=heard or _nobody)

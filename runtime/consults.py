@@ -13,6 +13,7 @@ from refold.events.words import CallId, Digest
 from refold.fsm.guards import ASK_USER
 from refold.projections.run import Call, Run
 from refold.runtime.arguments import Invalid, validate
+from refold.runtime.redaction import DENIED, Redaction
 from refold.runtime.text import whole
 from refold.runtime.tools import Tool
 
@@ -20,7 +21,9 @@ Validator = Callable[[Run, str, tuple[str, ...]], Sequence[str]]
 """`(run, answer, citations)` to complaints; none means that the answer stands."""
 COMPLAINTS_MAX: Final = 20
 TEXT_MAX: Final = 2_000
-CHANGED: Final = "the rule or the schema of {} changed after a human was asked, so this does not count: where the call is still wanted it must be made, and asked for, again"
+CHANGED: Final = (
+    "the rule or the schema of {} changed after a human was asked, so this does not count: where the call is still wanted it must be made, and asked for, again"
+)
 
 
 def ask_user(question: str) -> str:
@@ -37,6 +40,7 @@ class Consults:
     policy_retries: int = 0
     tool_timeout_s: float | None = None
     asks: Tool | None = field(default=None)
+    redaction: Redaction = field(default=Redaction())
 
     def calls(self, output: f.ModelOutput) -> f.CallsChecked:
         """One check for each call, in call order."""
@@ -49,6 +53,8 @@ class Consults:
         if tool is None:
             known = ", ".join(sorted(self.tools)) or "none"
             return f.Check(call=call.id, kind="unknown_tool", message=f"there is no tool {call.name[:80]!r}; the tools are: {known}"[:TEXT_MAX], signature=raw)
+        if self.redaction.denies(call.arguments_text):
+            return f.Check(call=call.id, kind="permission_denied", message=DENIED, signature=raw, effect=tool.effect)
         valid = validate(tool, call.arguments_text)
         if isinstance(valid, Invalid):
             return f.Check(call=call.id, kind="invalid_arguments", message=valid.message, signature=raw, effect=tool.effect)

@@ -22,6 +22,7 @@ from refold.runtime import handlers, ports as p
 from refold.runtime.asking import Allowance, ask
 from refold.runtime.consults import Consults
 from refold.runtime.journal import Journal
+from refold.runtime.redaction import Redaction, Shown
 from refold.runtime.requests import request_of
 from refold.runtime.tools import Tool, ToolContext
 
@@ -41,6 +42,7 @@ class Performer:
 
     def __init__(self, journal: Journal, cast: Cast, stop: "asyncio.Future[None]", look: Callable[[], None]) -> None:
         self.journal, self.cast, self._stop, self._look = journal, cast, stop, look
+        self._redaction = cast.consults.redaction
 
     async def perform(self, effect: Effect) -> Sequence[f.Input]:
         """The facts that an effect came to. Raises only the cancellation of its own task."""
@@ -65,11 +67,14 @@ class Performer:
         seconds, limit = time_left(run, self.cast.clock)
         tokens = run.budgets.max_tokens
         allowance = Allowance(seconds, limit, run.policy.model_idle_timeout_s, None if tokens is None else tokens - run.spent.tokens)
-        answered = await ask(self.cast.model, request, effect.estimated_input_tokens, allowance, self.cast.clock, self.cast.show, self._stop)
+        consults, shown = self.cast.consults, Shown(self._redaction, self.cast.show)
+        said = await ask(self.cast.model, request, effect.estimated_input_tokens, allowance, self.cast.clock, shown.take, self._stop)
+        shown.end()
+        answered = self._redaction.output(said)
         if isinstance(answered, f.ToolCallsRequested):
-            return answered, self.cast.consults.calls(answered)
+            return answered, self._redaction.verdict(consults.calls(answered))
         if isinstance(answered, f.FinalProposed):
-            return answered, self.cast.consults.answer(self.journal.run, answered, cited(self.journal.run, answered))
+            return answered, self._redaction.verdict(consults.answer(self.journal.run, answered, cited(self.journal.run, answered)))
         return (answered,)
 
     async def _run_tool(self, effect: RunTool) -> f.ToolSucceeded | f.ToolFailed:
@@ -79,7 +84,7 @@ class Performer:
             return _missing(effect)
         left_s, _ = time_left(run, clock)
         timeout_s = min((seconds for seconds in (effect.timeout_s, left_s) if seconds is not None), default=None)
-        late = _Late(self.journal, effect)
+        late = _Late(self.journal, effect, self._redaction)
         began = clock.monotonic_us()
         outcome = await self._handled(tool, effect.arguments, _context(run, effect), timeout_s, late)
         elapsed_us = clock.monotonic_us() - began
@@ -109,8 +114,8 @@ class Performer:
                 performing.cancel()
                 await asyncio.wait({performing})
         outcome = late.when_cancelled() if performing.cancelled() else performing.result()
-        late.note()
-        return outcome
+        late.note(heard=performing.cancelled())
+        return self._redaction.outcome(outcome)
 
     async def _reconcile(self, effect: Reconcile) -> f.DoubtResolved:
         """Ask the tool what became of a call: a value is the result it had, NotPerformed says that nothing happened, None or any error that it cannot tell."""
@@ -122,7 +127,7 @@ class Performer:
         asking = Tool(name=tool.name, description="", schema={"type": "object"}, handler=lambda _arguments, _ctx: reconcile(effect.key), effect="read")
         ctx = ToolContext(run_id=run.id, turn=run.turn, call_id=effect.call, attempt=1, idempotency_key=effect.key)
         timeout_s = tool.timeout_s if tool.timeout_s is not None else run.policy.tool_timeout_s
-        outcome = await self._handled(asking, "{}", ctx, timeout_s, _Late(self.journal, None))
+        outcome = await self._handled(asking, "{}", ctx, timeout_s, _Late(self.journal, None, self._redaction))
         if isinstance(outcome, handlers.Succeeded) and outcome.data != b"null":
             return f.DoubtResolved(call=effect.call, verdict="happened", result=msgspec.json.decode(outcome.data), by="reconcile", who=effect.name)
         happened_not = isinstance(outcome, handlers.Failed) and outcome.performed == "no" and outcome.error_type == "NotPerformed"
@@ -136,8 +141,8 @@ def _context(run: Run, effect: RunTool) -> ToolContext:
 class _Late:
     """What a handler that was told to stop still gives: its outcome while that is open, a note in the log after."""
 
-    def __init__(self, journal: Journal, effect: RunTool | None) -> None:
-        self._journal, self._effect = journal, effect
+    def __init__(self, journal: Journal, effect: RunTool | None, redaction: Redaction) -> None:
+        self._journal, self._effect, self._redaction = journal, effect, redaction
         self._heard: handlers.Succeeded | handlers.Failed | None = None
         self._noting = False
 
@@ -145,7 +150,7 @@ class _Late:
         """Called once at most, by the event loop or by the handler's thread."""
         self._heard = outcome
         if self._noting and self._effect is not None:
-            append_late(self._journal, self._effect, outcome)
+            append_late(self._journal, self._effect, self._redaction.outcome(outcome))
 
     def when_cancelled(self) -> handlers.Succeeded | handlers.Failed:
         """The outcome of a call that was cancelled: what it returned all the same, else that it was cancelled, and whether it knows that nothing happened."""
@@ -154,9 +159,11 @@ class _Late:
         performed = self._heard.performed if self._heard is not None else "unknown"
         return handlers.Failed(kind="cancelled", message="the run was cancelled while this call ran", performed=performed)
 
-    def note(self) -> None:
-        """From here on what comes is a note."""
+    def note(self, *, heard: bool) -> None:
+        """From here on what comes is a note, and so is what came already, unless it was `heard` as the outcome."""
         self._noting = True
+        if self._heard is not None and not heard:
+            asyncio.get_running_loop().call_soon(self.hear, self._heard)  # behind the outcome
 
 
 def append_late(journal: Journal, effect: RunTool, outcome: handlers.Succeeded | handlers.Failed) -> None:

@@ -7,8 +7,9 @@ secrets are passed by reference; what is written of it has a mark in the secret'
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -32,15 +33,30 @@ _NAME: Final = (
 )
 NAMED_KEY: Final = re.compile(rf".*{_NAME}", re.IGNORECASE | re.DOTALL)
 _BEFORE: Final = rf"(?:{_NAME}[\"']?\s{{0,3}}(?:=>|[:=])\s{{0,3}}[\"']?(?:(?:bearer|basic|token)\s{{1,3}})?|\b(?:bearer|basic)\s{{1,3}}|://[^\s/:@]{{1,100}}:)"
-NAMED: Final = re.compile(rf"{_BEFORE}(?P<secret>(?!\$|(?:env|secret|ref):|\[)(?=[^\s\"'&,;(){{}}\[\]<>@]*\d)[^\s\"'&,;(){{}}\[\]<>@]{{8,}})", re.IGNORECASE)
-OPEN: Final = re.compile(rf"{_BEFORE}(?P<secret>[^\s\"'&,;(){{}}\[\]<>@]*)\Z", re.IGNORECASE)
+_CHARACTER: Final = r"[^\s\"'&,;(){}\[\]<>@]"
+NAMED: Final = re.compile(rf"{_BEFORE}(?P<secret>(?!\$|(?:env|secret|ref):|\[)(?={_CHARACTER}{{0,200}}\d){_CHARACTER}{{8,}})", re.IGNORECASE)
+OPEN: Final = re.compile(rf"{_BEFORE}(?P<secret>{_CHARACTER}*)\Z", re.IGNORECASE)
 """The same, where the text ends in the middle of it."""
-HINTS: Final = ("key", "secret", "passw", "token", "authorization", "bearer", "basic", "://")
-"""What any of these has in it: looked for first, because that is a hundred times quicker."""
+ANCHORS: Final = {
+    "secret": (0,),
+    "passw": (0,),
+    "authorization": (0,),
+    "bearer": (0,),
+    "basic": (0,),
+    "://": (0,),
+    "key": (3, 4, 7, 8),
+    "token": (2, 4, 5, 6, 7, 8),
+}
+"""What is found a hundred times quicker than the expression, and how far before it that may begin."""
+ASCII_LOWER: Final = {ord(letter): letter.lower() for letter in string.ascii_uppercase}
 CONTEXT: Final = 200
 """Characters already shown that what comes next is read with."""
+WINDOW: Final = 4_096
+"""Characters in which a secret that is not whole yet is looked for."""
 REFERENCE: Final = re.compile(r"\$.*|(env|secret|ref):.*", re.DOTALL)
-DENIED: Final = "the arguments hold a secret, or the mark that stands for one, and were not passed on: name the secret (such as $NAME) and let the tool look it up"
+DENIED: Final = (
+    "the arguments hold a secret, or the mark that stands for one, and were not passed on: name the secret (such as $NAME) and let the tool look it up"
+)
 
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -51,7 +67,9 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def as_written(values: Sequence[str] | set[str]) -> tuple[str, ...]:
     """Values as they are, as they stand in JSON and as they stand in a URL; the longest first, because one may be the beginning of another."""
-    forms = {form for value in values for form in (value, value.strip(), json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe=""))}
+    forms = {
+        form for value in values for form in (value, value.strip(), json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe=""))
+    }
     return tuple(sorted((whole(form) for form in forms), key=lambda form: (-len(form), form)))
 
 
@@ -63,7 +81,7 @@ class Redaction:
     """
 
     redactors: tuple[Redactor, ...] = ()
-    values: tuple[str, ...] = ()
+    values: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, redactors: Sequence[Redactor]) -> "Redaction":
@@ -79,9 +97,7 @@ class Redaction:
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where the secrets are that are known or named, in order, none inside another."""
         found = [match.span() for value in self.values if value in text for match in re.finditer(re.escape(value), text)]
-        if _hinted(text):
-            found += [match.span("secret") for match in NAMED.finditer(text)]
-        return _apart(found)
+        return _apart([*found, *_named(text)])
 
     def value(self, value: Any) -> Any:
         """A JSON value with marks in the place of secrets: of texts in it, and of what stands under a name that says that it is one."""
@@ -92,13 +108,14 @@ class Redaction:
 
     def data(self, data: bytes) -> bytes:
         """The same, for encoded JSON; what has nothing to look at is not taken apart."""
-        text = data.decode()
-        if not self.redactors and not _hinted(text) and not any(value in text for value in self.values):
+        if not self._suspects(data.decode()):
             return data
         return msgspec.json.encode(self.value(msgspec.json.decode(data)))
 
     def arguments(self, text: str) -> str:
         """The model's own text of arguments, untouched where they hold no secret; else with a mark for each text that holds one."""
+        if "\\u" not in text and not self._suspects(text):
+            return text
         try:
             given = msgspec.json.decode(text)
             marked = self._value(given, lambda leaf: leaf if self.text(leaf) == leaf else MARK)
@@ -111,6 +128,11 @@ class Redaction:
     def denies(self, arguments: str) -> bool:
         """Whether arguments hold a secret, or did before they were written."""
         return MARK in self.arguments(arguments)
+
+    def _suspects(self, text: str) -> bool:
+        """Whether there is anything to look at."""
+        lower = text.lower()
+        return bool(self.redactors) or MARK in text or any(anchor in lower for anchor in ANCHORS) or any(value in text for value in self.values)
 
     def _value(self, value: Any, clean: Redactor) -> Any:
         match value:
@@ -199,20 +221,23 @@ class Shown:
         if self._redaction.redactors:
             self._show(msgspec.structs.replace(part, text=self._redaction.text(text)))
             return
-        spans = [(start - len(before), end - len(before)) for start, end in self._redaction.spans(before + text) if start >= len(before)]
+        spans = [(max(0, start - len(before)), end - len(before)) for start, end in self._redaction.spans(before + text) if end > len(before)]
         self._show(msgspec.structs.replace(part, text=_marked(text, spans)))
 
     def _safe(self, before: str, held: str) -> int:
         """How much of what is held back can be shown whatever comes next."""
         if self._redaction.redactors:
             return held.rfind("\n") + 1
-        ends = [len(held)]
+        safe = len(held)
         for value in self._redaction.values:
-            ends += next(([len(held) - n] for n in range(min(len(value) - 1, len(held)), 0, -1) if held.endswith(value[:n])), [])
-        begun = OPEN.search(before + held)
-        if begun is not None:
-            ends.append(begun.start("secret") - len(before))
-        return max(0, min(ends))
+            begun = next((n for n in range(min(len(value) - 1, len(held)), 0, -1) if held.endswith(value[:n])), 0)
+            safe = min(safe, len(held) - begun)
+        window = (before + held)[-WINDOW:]
+        lower = window.lower()
+        if any(anchor in lower for anchor in ANCHORS) and (open_ := OPEN.search(window)) is not None:
+            safe = min(safe, len(held) - (open_.end() - open_.start("secret")))
+        whole = (start - len(before) for start, end in self._redaction.spans(before + held) if start < safe + len(before) < end)
+        return max(0, min(whole, default=safe))
 
 
 def _asked(redactor: Redactor, text: str) -> str:
@@ -225,14 +250,29 @@ def _asked(redactor: Redactor, text: str) -> str:
     return whole(given) if isinstance(given, str) else FAILED
 
 
-def _hinted(text: str) -> bool:
+def _named(text: str) -> Iterator[tuple[int, int]]:
+    """Where secrets stand behind a name that says so."""
     lower = text.lower()
-    return any(hint in lower for hint in HINTS)
+    if len(lower) != len(text):  # a few letters have two small ones
+        lower = text.translate(ASCII_LOWER)
+    for anchor, offsets in ANCHORS.items():
+        at = lower.find(anchor)
+        while at >= 0:
+            match = next((found for offset in offsets if at >= offset and (found := NAMED.match(text, at - offset))), None)
+            if match is not None:
+                yield match.span("secret")
+            at = lower.find(anchor, match.end() if match is not None else at + 1)
 
 
 def _is_named(key: str, value: object) -> bool:
     """Whether a value stands under a name that says that it is a secret; not where it is only a reference to one, or a sentence."""
-    return isinstance(value, str) and len(value) >= LENGTH_MIN and NAMED_KEY.fullmatch(key) is not None and not REFERENCE.fullmatch(value) and not re.search(r"\s", value)
+    return (
+        isinstance(value, str)
+        and len(value) >= LENGTH_MIN
+        and NAMED_KEY.fullmatch(key) is not None
+        and not REFERENCE.fullmatch(value)
+        and not re.search(r"\s", value)
+    )
 
 
 def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

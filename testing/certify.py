@@ -15,11 +15,14 @@ from typing import Final, Literal
 
 import msgspec
 
+from refold.events.log import open_log
 from refold.runtime.agent import Agent
 from refold.runtime.cli.lookup import agent_named
+from refold.runtime.store import Store
 from refold.testing import ledger as l
 from refold.testing.judging import Account, Finding, Judgement, judge, output_of
-from refold.testing.victim import DONE, LOST, WAITING, Humans, Order
+from refold.testing.recording import is_repeatable, record
+from refold.testing.victim import DONE, LOST, RUN, WAITING, Humans, Order, url_of
 from refold.testing.zygote import Nursery
 
 Family = Literal["once", "in recovery", "in turn", "over and over", "spoken to", "cancelled", "taken over"]
@@ -36,6 +39,8 @@ PROCESSES_MAX: Final = 200
 """Processes after which a run counts as stuck."""
 DEATHS_IN_A_ROW: Final = 8
 """How often `over and over` kills a run that makes no progress, before it is left alone."""
+OVER_MAX: Final = 40
+"""The last step at which `over and over` kills: who comes further makes progress each time, and is killed there by others."""
 JUDGED: Final = "judgement.json"
 
 Deeds = tuple[tuple[int, l.Deed], ...]
@@ -69,14 +74,15 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Campaign(msgspec.Struct, frozen=True, kw_only=True):
-    """What is certified, and how far. `recovery` is how many steps of a recovery are killed, `every` takes only each nth step; `stop_after` ends it at so many findings."""
+    """What is certified, and how far. `recovery` is how many steps of a recovery are killed, `every` takes only each nth step from the `first` on; `stop_after` ends it at so many findings."""
 
     agent: str
     goal: str = "Do what you are there for."
     humans: Humans = Humans()
     families: tuple[Family, ...] = tuple(FAMILIES)
-    recovery: int = 6
+    recovery: int = 2
     every: int = 1
+    first: int = 1
     jobs: int = 2
     only: Deeds = ()
     control: str = ""
@@ -113,6 +119,8 @@ def certify(
     agent = agent_named(campaign.agent)
     home = Path(campaign.keep).absolute() if campaign.keep else Path(tempfile.mkdtemp(prefix="refold-certify-"))
     home.mkdir(parents=True, exist_ok=True)
+    if any(home.iterdir()):
+        raise NotCertifiable(f"the folder {campaign.keep} is not empty: name one that is, or a new one")
     try:
         with Nursery(fresh=campaign.fresh) as nursery:
             return _Grid(campaign, agent, home, nursery, heard, enough).certificate()
@@ -124,7 +132,7 @@ def certify(
 class _Trial:
     """One run under one scenario, from process to process."""
 
-    def __init__(self, campaign: Campaign, scenario: Scenario, folder: Path, requests: int) -> None:
+    def __init__(self, campaign: Campaign, scenario: Scenario, folder: Path, requests: int, recording: str) -> None:
         self.scenario, self.folder = scenario, folder
         self.processes = 0
         self.stuck = ""
@@ -138,6 +146,7 @@ class _Trial:
             humans=campaign.humans,
             requests=requests if scenario.family == "spoken to" else 0,
             control=campaign.control,
+            recording=recording,
         )
 
     def begin(self) -> Order:
@@ -172,9 +181,12 @@ class _Grid:
         self.untouched: set[Family] = set()
         """Families whose last deed came too late: the run was over."""
         self.twin: Account | None = None
+        self.recording = ""
 
     def certificate(self) -> Certificate:
-        """Two runs that nothing happens to, then everything else."""
+        """Two runs that nothing happens to, then everything else. A model that is not known to say the same each time is asked for one more run, and never again."""
+        if not is_repeatable(self.agent):
+            self.recording = self._recorded()
         first, second = (self._alone(name) for name in ("twin", "other-twin"))
         self.twin = first.account
         if self.twin is None or self.twin.status == "running":
@@ -190,16 +202,28 @@ class _Grid:
         return Certificate(
             agent=self.campaign.agent,
             twin=self.twin,
-            scenarios=dict(self.scenarios),
-            deaths=dict(self.deaths),
+            scenarios={family: self.scenarios[family] for family in FAMILIES if family in self.scenarios},
+            deaths={family: self.deaths[family] for family in FAMILIES if family in self.scenarios},
             processes=self.processes,
             found={kind: found[kind] for kind in ("duplicate", "loss", "divergence")},
             told=tuple(self.told),
         )
 
+    def _recorded(self) -> str:
+        """The file with what the model says in a run that is left alone."""
+        recorded = self._alone("recording")
+        if recorded.account is None or recorded.account.status == "running":
+            raise NotCertifiable(f"the run does not even end when nothing happens to it: {_why(recorded)}")
+        log = open_log(url_of(self.home / "recording"), create=False)
+        try:
+            record(Store(log, "").read(RUN), self.home / "recording.json")
+        finally:
+            log.close()
+        return str(self.home / "recording.json")
+
     def _alone(self, name: str) -> Judgement:
         """A run that is left alone, and its judgement."""
-        trial = _Trial(self.campaign, Scenario(family="once", deeds=()), self.home / name, 0)
+        trial = _Trial(self.campaign, Scenario(family="once", deeds=()), self.home / name, 0, self.recording)
         order: Order | None = trial.begin()
         while order is not None:
             self.nursery.start(order)
@@ -226,22 +250,23 @@ class _Grid:
         return len(findings) >= self.campaign.stop_after or any(map(self.enough, findings))
 
     def _deeds(self, family: Family, steps: int) -> Iterator[Deeds]:
-        every = self.campaign.every
+        first, every = self.campaign.first, self.campaign.every
+        known = range(first, steps + 1, every)
         match family:
             case "once":
-                yield from (((n, "death"),) for n in count(1, every))
+                yield from (((n, "death"),) for n in count(first, every))
             case "in recovery":
-                yield from (((n, "death"), (m, "death")) for n in range(1, steps + 1, every) for m in range(1, self.campaign.recovery + 1))
+                yield from (((n, "death"), (m, "death")) for n in known for m in range(1, self.campaign.recovery + 1))
             case "in turn":
                 yield tuple((n, "death") for n in range(1, PROCESSES_MAX // 2))
             case "over and over":
-                yield from (((n, "death"),) * DEATHS_IN_A_ROW for n in range(1, steps + 1, every))
+                yield from (((n, "death"),) * DEATHS_IN_A_ROW for n in known if n <= OVER_MAX)
             case "spoken to":
-                yield from (((n, "say"),) for n in count(1, every))
+                yield from (((n, "say"),) for n in count(first, every))
             case "cancelled":
-                yield from (((n, "cancel"), *after) for n in range(1, steps + 1, every) for after in ((), ((1, "death"),), ((2, "death"),)))  # type: ignore[misc]
+                yield from (((n, "cancel"), *after) for n in known for after in ((), ((1, "death"),)))  # type: ignore[misc]
             case "taken over":
-                yield from (((n, "takeover"),) for n in count(1, every))
+                yield from (((n, "takeover"),) for n in count(first, every))
 
     # -- how it is tried
 
@@ -249,19 +274,21 @@ class _Grid:
         """Several at a time, each from process to process; the last process of each is its judge."""
         running: dict[int, _Trial] = {}
         judging: dict[int, _Trial] = {}
-        number, over = 0, 0
+        number = 0
         while True:
             while len(running) + len(judging) < self.campaign.jobs and (scenario := next(scenarios, None)) is not None:
                 number += 1
                 assert self.twin is not None
-                trial = _Trial(self.campaign, scenario, self.home / f"{number}", len(self.twin.requests))
+                trial = _Trial(self.campaign, scenario, self.home / f"{number}", len(self.twin.requests), self.recording)
                 running[self.nursery.start(trial.begin())] = trial
             if not running and not judging:
                 return
             child, code = self.nursery.ended()
-            if (trial := judging.pop(child, None)) is not None:  # type: ignore[assignment]
+            if child in judging:
+                trial = judging.pop(child)
+                if code:
+                    raise ChildProcessError(f"the judge of {trial.scenario.name} ended with {code}")
                 self._over(trial, msgspec.json.decode((trial.folder / JUDGED).read_bytes(), type=Judgement))
-                self.heard(over := over + 1, trial.scenario.family)
                 continue
             trial = running.pop(child)
             order = trial.after(code)
@@ -269,7 +296,6 @@ class _Grid:
                 running[self.nursery.start(order)] = trial
             elif self.nursery.fresh:
                 self._over(trial, judge(trial.folder, self.agent, self.twin, stuck=trial.stuck))
-                self.heard(over := over + 1, trial.scenario.family)
             else:
                 judging[self.nursery.work(self._judge(trial))] = trial
 
@@ -292,6 +318,7 @@ class _Grid:
             self.told.append(self._tell(trial.scenario, trial.folder, judged))
         if not judged.findings or not self.campaign.keep:
             shutil.rmtree(trial.folder, ignore_errors=True)
+        self.heard(sum(self.scenarios.values()), family)
 
     def _tell(self, scenario: Scenario, folder: Path, judged: Judgement) -> Told:
         kept = str(folder) if self.campaign.keep else ""
@@ -306,4 +333,6 @@ def _difference(one: Account, other: Account | None) -> str:
     if other is None:
         return "one of them cannot be read"
     names = [name for name in one.__struct_fields__ if name != "steps"]
-    return "; ".join(f"{name} is {str(getattr(one, name))[:200]} and {str(getattr(other, name))[:200]}" for name in names if getattr(one, name) != getattr(other, name))
+    return "; ".join(
+        f"{name} is {str(getattr(one, name))[:200]} and {str(getattr(other, name))[:200]}" for name in names if getattr(one, name) != getattr(other, name)
+    )

@@ -24,7 +24,7 @@ from refold.projections.messages import Message
 from refold.projections.run import Call, Run, Spent
 from refold.runtime import agent as agents, consults, performing, ports as p
 from refold.runtime.driver import Driver
-from refold.runtime.journal import Inputs, Journal
+from refold.runtime.journal import Inputs, Journal, LostOwnership
 from refold.testing.certify import Campaign, Certificate, Family, certify
 from refold.testing.judging import Finding, Kind
 from refold.testing.victim import WitnessedLog
@@ -40,6 +40,8 @@ class Control:
     kind: Kind
     says: str
     families: tuple[Family, ...] = ("once",)
+    first: int = 1
+    """The step from which on it shows, where it does not show before."""
 
     def is_seen_in(self, finding: Finding) -> bool:
         """Whether this is what it is there for."""
@@ -54,7 +56,9 @@ def noticed(certificate: Certificate, control: Control) -> bool:
 def run(name: str, agent: str, jobs: int = 2) -> Certificate:
     """A campaign against a broken runtime, until it has found what is wrong."""
     control = CONTROLS[name]
-    return certify(Campaign(agent=agent, control=name, families=control.families, jobs=jobs, stop_after=FINDINGS_MAX), enough=control.is_seen_in)
+    return certify(
+        Campaign(agent=agent, control=name, families=control.families, first=control.first, jobs=jobs, stop_after=FINDINGS_MAX), enough=control.is_seen_in
+    )
 
 
 FINDINGS_MAX: Final = 200
@@ -115,7 +119,7 @@ def _key_per_process() -> Logs:
 
 def _started_calls_again() -> Logs:
     """Whatever was started and has no outcome is run again, side effects too."""
-    return _put(calls, _lost=lambda call: None)
+    return _put(calls, _lost=lambda _call: None)
 
 
 def _doubt_told_as_failure() -> Logs:
@@ -128,11 +132,22 @@ def _doubt_told_as_failure() -> Logs:
     return _put(calls, _lost=lost)
 
 
+class _Recovering(Journal):
+    """Knows whether the driver before it died."""
+
+    dead = False
+
+    def load(self) -> "Journal":
+        super().load()
+        _Recovering.dead = self.run.driver is not None
+        return self
+
+
 class _WholeBatchAgain(Driver):
-    """On resume every call of the open turn is run, those too whose outcome is known."""
+    """After a death every call of the open turn is run, those too whose outcome is known."""
 
     async def _go_on(self) -> None:
-        if self._epoch > 1:
+        if _Recovering.dead:
             for call in self.journal.run.calls:
                 if call.started is not None and call.check is not None and call.phase == "closed":
                     started = call.started
@@ -144,17 +159,18 @@ class _WholeBatchAgain(Driver):
 
 
 def _whole_batch_again() -> Logs:
-    return _put(agents, Driver=_WholeBatchAgain)
+    return _put(agents, Driver=_WholeBatchAgain, Journal=_Recovering)
 
 
 def _script_restarts() -> Logs:
-    """Requests are numbered by the process that makes them, so that a model that answers by number begins anew with each."""
+    """After a death requests are numbered from one again, so that a model that answers by number begins anew."""
     good, made = performing.request_of, [0]
 
     def request_of(run: Run, messages: Sequence[Message]) -> p.Request:
         made[0] += 1
-        return replace(good(run, messages), number=made[0])
+        return replace(good(run, messages), number=made[0]) if _Recovering.dead else good(run, messages)
 
+    _put(agents, Journal=_Recovering)
     return _put(performing, request_of=request_of)
 
 
@@ -172,14 +188,15 @@ def _counters_reset() -> Logs:
 
 
 def _results_not_sent() -> Logs:
-    """The first request of a process that resumes a run leaves out the results that came in before."""
+    """After a death requests leave out the results of the last calls."""
     good = performing.request_of
 
     def request_of(run: Run, messages: Sequence[Message]) -> p.Request:
         request = good(run, messages)
         last = max((n for n, message in enumerate(request.messages) if message.calls), default=0)
-        return replace(request, messages=request.messages[: last + 1]) if run.epoch > 1 else request
+        return replace(request, messages=request.messages[: last + 1]) if _Recovering.dead else request
 
+    _put(agents, Journal=_Recovering)
     return _put(performing, request_of=request_of)
 
 
@@ -282,7 +299,7 @@ def _no_head_check() -> Logs:
         self.insert_events_statement = self.insert_events_statement.replace("INSERT INTO", "INSERT OR REPLACE INTO")
 
     _put(sqlite._Recorder, __init__=made)
-    return _put(sqlite, check_head=lambda submission, head: None)
+    return _put(sqlite, check_head=lambda _submission, _head: None)
 
 
 # -- humans, cancellation, drivers
@@ -314,6 +331,18 @@ def _unjudged_answers() -> Logs:
     return _put(consults.Consults, answer=lambda _self, _run, _claim, _citations: f.AnswerChecked())
 
 
+class _LeavesOnCancel(Driver):
+    """Goes away when the run is cancelled, and does not come back to it."""
+
+    async def drive(self, begin: Sequence[f.Input] = ()) -> Run:
+        return self.journal.run if self.journal.run.cancel is not None else await super().drive(begin)
+
+    async def _go_on(self) -> None:
+        await super()._go_on()
+        if self.journal.run.cancel is not None:
+            raise LostOwnership("it was cancelled")
+
+
 def _orphans_on_cancel() -> Logs:
     """A run that is cancelled is left where it is."""
     good = decide.follow
@@ -321,13 +350,14 @@ def _orphans_on_cancel() -> Logs:
     def follow(run: Run, stamp: Stamp) -> f.Derived | None:
         return None if run.cancel is not None else good(run, stamp)
 
-    return _put(decide, follow=follow)
+    _put(decide, follow=follow)
+    return _put(agents, Driver=_LeavesOnCancel)
 
 
 class _Obstinate(Journal):
     """Appends for a driver whatever another one says."""
 
-    def _prepare(self, inputs: Inputs, epoch: int | None) -> Any:
+    def _prepare(self, inputs: Inputs, epoch: int | None) -> Any:  # noqa: ARG002 - that is what is wrong with it
         return super()._prepare(inputs, None)
 
 
@@ -335,11 +365,12 @@ def _lost_ownership_ignored() -> Logs:
     return _put(agents, Journal=_Obstinate)
 
 
-def _put(owner: Any, **instead: Any) -> None:
-    """Put something in the place of what is there. For good: the process is there for nothing else."""
+def _put(owner: Any, **instead: Any) -> Logs:
+    """Put something in the place of what is there, for good: the process is there for nothing else. Its log stays the usual one."""
     for name, broken in instead.items():
         assert hasattr(owner, name), f"{owner} has no {name} any more; the broken runtime that replaces it must be mended"
         setattr(owner, name, broken)
+    return None
 
 
 CONTROLS: Final[dict[str, Control]] = {
@@ -352,7 +383,7 @@ CONTROLS: Final[dict[str, Control]] = {
     "the script restarts": Control(_script_restarts, "divergence", "the twin's"),
     "counters are reset": Control(_counters_reset, "divergence", "the last process reported the usage"),
     "a request without the results before it": Control(_results_not_sent, "divergence", "was sent without the results of"),
-    "reconciling is skipped": Control(_reconciling_is_skipped, "duplicate", "book (t3.3) was performed 2 times"),
+    "reconciling is skipped": Control(_reconciling_is_skipped, "duplicate", "book (t3.3) was performed 2 times", first=60),
     "a failed side effect is tried again": Control(_failed_side_effects_again, "duplicate", "fax (t3.2) was performed 2 times"),
     "an append is acknowledged too early": Control(_acknowledged_too_early, "loss", "acknowledged appends are not in the log any more"),
     "payloads are not in the transaction": Control(_payloads_later, "loss", "an acknowledged record cannot be read"),

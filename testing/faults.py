@@ -90,7 +90,7 @@ class FaultyLog(Log):
         if fault == "conflict":
             raise Conflict(submission.run_id, submission.expected, submission.expected)
 
-    def _strike_behind(self, submission: Submission) -> None:
+    def _strike_behind(self, submission: Submission) -> None:  # noqa: ARG002 - for logs that write down what was stored
         if self.fate.meets("appended") is not None:
             raise StoreUnavailable("the store failed after it stored everything: a fault on demand")
 
@@ -149,6 +149,7 @@ def mortal(agent: Agent, fate: Fate) -> Agent:
         ask_user=agent.ask_user,
         answer_schema=agent.answer_schema,
         documents=agent.documents,
+        redactors=agent.redactors,
     )
 
 

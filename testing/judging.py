@@ -96,7 +96,9 @@ class _Case:
         self.run: Run = store.journal(RUN).run
         self.messages = transcript_of(records)
         self.executions = {call: list(each) for call, each in groupby(sorted(self._executed(), key=lambda line: line.call), key=lambda line: line.call)}
-        self.effects = {check.call: check.effect for record in records if isinstance(record.fact, f.CallsChecked) for check in record.fact.checks}
+        self.effects: dict[str, str] = {
+            check.call: check.effect for record in records if isinstance(record.fact, f.CallsChecked) for check in record.fact.checks
+        }
         self.account = self._account()
 
     def findings(self) -> Iterator[Finding]:
@@ -258,7 +260,7 @@ class _Case:
         for number, line in enumerate(self.lines):
             if not isinstance(line, l.Came) or line.deed != "takeover" or not line.done or self._role(line.process) != "drive":
                 continue
-            later = {each.position for each in self.lines[number:] if isinstance(each, l.Stored) and each.process == line.process}
+            later = {each.position for each in self.lines[number:] if isinstance(each, l.Stored) and each.process == line.process and each.position > line.head}
             known = {record.position: record.type for record in self.records}
             wrong = sorted(position for position in later if known.get(position) not in ("late_outcome", "driver_attached"))
             if wrong:

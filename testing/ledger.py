@@ -41,6 +41,8 @@ class Came(Line, frozen=True, kw_only=True):
     deed: Deed
     place: str
     done: bool = True
+    head: int = 0
+    """Where the log was behind it."""
 
 
 class Stored(Line, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ from refold.runtime.tools import NotPerformed, Tool, ToolContext, ToolResult
 from refold.runtime.values import NotStorable, to_json
 from refold.testing import ledger as l
 from refold.testing.faults import Fate, Fault, FaultyLog, Place, mortal
+from refold.testing.recording import Recorded
 
 RUN: Final = RunId("certified")
 SAID: Final = "Do not forget what I said."
@@ -74,6 +75,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """After so many requests the model says its last word again; 0 where that is not known."""
     control: str = ""
     """The broken runtime that takes the place of the good one."""
+    recording: str = ""
+    """The file with the model's answers, where it is not to be asked again."""
 
 
 def perform(order: Order) -> int:
@@ -142,26 +145,32 @@ class Doom(Fate):
             os.kill(os.getpid(), signal.SIGKILL)
             while True:
                 time.sleep(1)
-        self.ledger.note(l.Came(process=os.getpid(), deed=deed, place=place, done=self._from_outside(deed)))
+        done, head = self._from_outside(deed)
+        self.ledger.note(l.Came(process=os.getpid(), deed=deed, place=place, done=done, head=head))
 
-    def _from_outside(self, deed: l.Deed) -> bool:
-        """What another process does to the run in this moment: through a log of its own. False where there is nothing to do it to."""
+    def _from_outside(self, deed: l.Deed) -> tuple[bool, int]:
+        """What another process does to the run in this moment, through a log of its own: whether there was anything to do it to, and where that log is then."""
         log = open_log(url_of(self._folder))
         try:
-            if log.head(RUN) is None:
-                return False
-            match deed:
-                case "say":
-                    Store(log, "").say_sync(RUN, SAID, command_id="said")
-                case "cancel":
-                    Store(log, "").cancel_sync(RUN, "enough", command_id="cancelled")
-                case _:
-                    return _take_over(log)
-        except NotAsked:
-            return False
+            done = log.head(RUN) is not None and _done(log, deed)
+            return done, (log.head(RUN) or (0, b""))[0]
         finally:
             log.close()
-        return True
+
+
+def _done(log: Log, deed: l.Deed) -> bool:
+    """Speak, cancel, take over; false where the run has no use for it any more."""
+    try:
+        match deed:
+            case "say":
+                Store(log, "").say_sync(RUN, SAID, command_id="said")
+            case "cancel":
+                Store(log, "").cancel_sync(RUN, "enough", command_id="cancelled")
+            case _:
+                return _take_over(log)
+    except NotAsked:
+        return False
+    return True
 
 
 def _take_over(log: Log) -> bool:
@@ -192,7 +201,7 @@ class WitnessedLog(FaultyLog):
 
 def _drive(order: Order, doom: Doom) -> int:
     """Begin the run or take it up, until it ends or waits."""
-    agent = mortal(witnessed(agent_named(order.agent), doom.ledger, order.requests), doom)
+    agent = mortal(witnessed(agent_named(order.agent), doom.ledger, order), doom)
     store = _opened(order, doom)
     if store.log.head(RUN) is None:
         result = asyncio.run(agent.run(order.goal, store=store, run_id=RUN, own_loop=True))
@@ -214,11 +223,10 @@ def _opened(order: Order, doom: Doom) -> Store:
     return Store(log(open_log(url_of(Path(order.folder))), doom), url_of(Path(order.folder)))
 
 
-def witnessed(agent: Agent, ledger: l.Ledger, requests: int) -> Agent:
+def witnessed(agent: Agent, ledger: l.Ledger, order: Order) -> Agent:
     """The same agent, whose executions and requests are written down."""
-    model = models.resolve(agent.model or models.DEFAULT) if agent.model is None or isinstance(agent.model, str) else agent.model
     return Agent(
-        _Witnessed(model, ledger, requests),
+        _Witnessed(_model(agent, order), ledger, order.requests),
         agent.instructions,
         [_witnessed_tool(tool, ledger) for tool in agent.tools.values()],
         agent.budgets,
@@ -229,6 +237,12 @@ def witnessed(agent: Agent, ledger: l.Ledger, requests: int) -> Agent:
         answer_schema=agent.answer_schema,
         documents=agent.documents,
     )
+
+
+def _model(agent: Agent, order: Order) -> p.Model:
+    if order.recording:
+        return Recorded(Path(order.recording))
+    return models.resolve(agent.model or models.DEFAULT) if agent.model is None or isinstance(agent.model, str) else agent.model
 
 
 class _Witnessed:
@@ -264,7 +278,9 @@ def _witnessed_tool(tool: Tool, ledger: l.Ledger) -> Tool:
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolContext:
         ctx: ToolContext = kwargs.pop(CONTEXT) if tool.signature is not None else args[1]
         shown = arguments_shown(args if tool.signature is not None else args[:1], kwargs)
-        ledger.note(l.Started(process=os.getpid(), call=ctx.call_id, key=ctx.idempotency_key, tool=tool.name, attempt=ctx.attempt, arguments=shown), durable=True)
+        ledger.note(
+            l.Started(process=os.getpid(), call=ctx.call_id, key=ctx.idempotency_key, tool=tool.name, attempt=ctx.attempt, arguments=shown), durable=True
+        )
         return ctx
 
     def end(ctx: ToolContext, value: object) -> None:
@@ -333,7 +349,7 @@ def _human(order: Order, doom: Doom) -> int:
 def _settle(order: Order, doom: Doom, agent: Agent, store: Store, run: Run, call: Call) -> None:
     rule, command = order.humans, f"{call.id} {call.phase} {call.attempt}"
     if call.phase == "doubt":
-        verdict, result = _what_became_of(doom.ledger, call) if rule.doubts == "look" else ("tell_model", None)
+        verdict, result = _what_became_of(doom.ledger, call, look=rule.doubts == "look")
         store.resolve_sync(RUN, call.id, verdict=verdict, result=result, command_id=command)
     elif call.approval is None:
         store.answer_sync(RUN, rule.answer, call=call.id, command_id=command)
@@ -348,8 +364,10 @@ def _settle(order: Order, doom: Doom, agent: Agent, store: Store, run: Run, call
         store.approve_sync(RUN, call.id, digest=call.approval, command_id=command)
 
 
-def _what_became_of(ledger: l.Ledger, call: Call) -> tuple[Literal["happened", "did_not_happen", "tell_model"], Any]:
-    """What somebody finds who looks whether a call took place."""
+def _what_became_of(ledger: l.Ledger, call: Call, *, look: bool) -> tuple[Literal["happened", "did_not_happen", "tell_model"], Any]:
+    """What somebody finds who looks whether a call took place; who does not look leaves it to the model."""
+    if not look:
+        return "tell_model", None
     lines = [line for line in ledger.lines() if isinstance(line, l.Started | l.Ended) and line.call == call.id]
     match lines[-1:]:
         case [l.Ended(performed=True, raised="") as ended]:

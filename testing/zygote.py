@@ -3,6 +3,7 @@
 Apart from the campaign, because only here is known that a fork costs a hundredth of a start and must happen before there is any thread.
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
@@ -30,7 +31,7 @@ class Nursery:
         self._children: set[int] = set()
         self._held: dict[int, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> "Nursery":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +58,8 @@ class Nursery:
         path = Path(order.folder) / "order.json"
         path.write_bytes(msgspec.json.encode(order))
         with (Path(order.folder) / "output.txt").open("ab") as output:
-            child = subprocess.Popen([sys.executable, "-m", "refold.testing.victim", str(path)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            command = [sys.executable, "-m", "refold.testing.victim", str(path)]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603 - our own module, by our own interpreter
         self._children.add(child.pid)
         self._held[child.pid] = child
         return child.pid
@@ -78,6 +80,7 @@ def _perform(work: Work) -> None:
     """What a forked process does and how it ends: without a word to whatever its parent had registered for its own end."""
     code = BROKEN
     try:
+        gc.disable()  # too short a life to collect anything in, and what is here is shared
         code = work()
     except BaseException:  # noqa: BLE001 - said in the output of this process, and by its code
         traceback.print_exc()

@@ -15,6 +15,14 @@ NAMED: Final = "a run's id, the beginning of one, or last"
 OUTPUT, AGENT, LIMITS, PEOPLE, VERDICT = "Output and store", "What runs", "Limits", "Humans and interruptions", "What became of it (exactly one)"
 
 
+def _counted(text: str) -> int:
+    """A number that is at least one. Raises ValueError."""
+    number = whole_number(text)
+    if number < 1:
+        raise ValueError("it is 1 or more")
+    return number
+
+
 @dataclass(kw_only=True)
 class Common:
     """What every command takes."""
@@ -245,6 +253,26 @@ class Diagram(Common):
     format: str = option("--format", "NAME", "mermaid, dot, svg or table", default="mermaid")
 
 
+CERTIFY, HUMANS = "How far", "How humans decide"
+
+
+@dataclass(kw_only=True)
+class Certify(Common):
+    """refold certify"""
+
+    store: str = ""  # each run that is killed has a file of its own, so that nobody's store is filled
+    agent: str = argument("MODULE:AGENT", "your agent; its tools are called for real, with REFOLD_CERTIFY naming a folder that is the world of one run")
+    goal: str = option("--goal", "TEXT", "what the agent is asked to do", default="Do what you are there for.")
+    recovery: int = option("--recovery", "N", "how many steps of each recovery are killed again (2)", group=CERTIFY, read=whole_number, default=2)
+    every: int = option("--every", "N", "only each nth step: a quicker look", group=CERTIFY, read=_counted, default=1)
+    only: str | None = option("--only", "SCENARIO", "one scenario by its name, such as death@17,death@2", group=CERTIFY)
+    keep: str | None = option("--keep", "DIR", "keep the logs of scenarios with something wrong in this folder", group=CERTIFY)
+    jobs: int = option("--jobs", "N", "runs at a time (2)", group=CERTIFY, read=_counted, default=2)
+    deny: bool = switch("--deny", "deny every call that waits for approval, instead of approving it", group=HUMANS)
+    answer: str = option("--answer", "TEXT", "the answer to every question", group=HUMANS, default="Yes.")
+    look: bool = switch("--look", "of a call in doubt, say what became of it, instead of telling the model that nobody knows", group=HUMANS)
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: its options, the function that performs it (`module:function` of this folder), and a line of help."""
@@ -275,6 +303,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "doctor": Command(Doctor, "doctor:doctor", "what needs a person, and how large the store is", CHECKING),
     "replay": Command(Replay, "checking:replay", "derive a run again from what the world said, and compare", CHECKING),
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),
+    "certify": Command(Certify, "certifying:certify", "kill an agent's run at every step, resume it, and compare", CHECKING),
     "export": Command(Export, "checking:export", "a run as one JSON Lines file on stdout", CHECKING),
     "verify": Command(Verify, "checking:verify", "check the chain of an exported run", CHECKING),
     "import": Command(Import, "checking:import_", "take exported runs into the store", CHECKING),

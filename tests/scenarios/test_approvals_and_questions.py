@@ -1,6 +1,5 @@
 """Approvals and questions: each is asked once, decided by itself in any order and any process, and allows exactly what was shown."""
 
-import asyncio
 import threading
 from collections import Counter
 from typing import Any
@@ -299,7 +298,11 @@ def test_B041_a_cancelled_run_waits_for_nobody(stage, results_of, kind):
     shown = show(stage.store, "r")
     assert (shown["status"], shown["pending"], shown["driver"]) == ("cancelled", [], None)
     assert shown["observations"][-1]["error_type"] == "cancelled"
-    for late in (lambda: stage.store.approve_sync("r", "t1.1"), lambda: stage.store.answer_sync("r", "this one"), lambda: stage.store.deny_sync("r", reason="no")):
+    for late in (
+        lambda: stage.store.approve_sync("r", "t1.1"),
+        lambda: stage.store.answer_sync("r", "this one"),
+        lambda: stage.store.deny_sync("r", reason="no"),
+    ):
         with pytest.raises(NotAsked):
             late()
     # and the conversation goes on

@@ -1,6 +1,7 @@
 """Crash recovery: a run goes on where it was, wherever it was left."""
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from refold import tool
@@ -32,7 +33,7 @@ def test_B046_resuming_goes_on_behind_what_was_asked_and_asks_nothing_again(stag
     assert first == [1, 2, 3, 4]
     assert [request.number for request in stage.requests()] == [5, 6]
     assert (result.status, result.turns) == ("completed", 6)
-    assert ran == {n: 1 for n in range(1, 6)}
+    assert ran == dict.fromkeys(range(1, 6), 1)
 
 
 def three_steps(stage: Any, ran: Counter[str]) -> Any:
@@ -67,7 +68,7 @@ def test_B147_a_run_that_was_left_between_any_two_batches_is_driven_to_the_same_
     ran: Counter[str] = Counter()
     twin = three_steps(stage, ran).run_sync("Do it.", store=stage.store, run_id="r")
     records = twin.records
-    ends = [record.position for record, after in zip(records, records[1:], strict=False) if after.batch != record.batch]
+    ends = [record.position for record, after in pairwise(records) if after.batch != record.batch]
     assert len(records) >= 25
     assert len(ends) >= 6
     for end in ends:

@@ -60,7 +60,12 @@ def interrupted(tmp_path):
 
     def interrupt(name: str) -> int:
         process = subprocess.Popen(
-            refold(tmp_path, "run", "x", "--run-id", "one"), cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            refold(tmp_path, "run", "x", "--run-id", "one"),
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         try:
             assert process.stderr is not None
@@ -90,7 +95,7 @@ def test_B010_after_ctrl_c_the_next_message_repeats_nothing(interrupted, tmp_pat
     store = open_store(f"sqlite:///{tmp_path}/.refold/log.db")
     told = {message["call_id"]: message["kind"] for message in shown(store, "two") if message["role"] == "tool"}
     store.close()
-    assert told == {"t1.1": "success", "t1.2": "success", "t1.3": "success", "t1.4": "in_doubt", "t1.5": "cancelled"}
+    assert told == {"p.t1.1": "success", "p.t1.2": "success", "p.t1.3": "success", "p.t1.4": "in_doubt", "p.t1.5": "cancelled"}
 
 
 @pytest.mark.slow

@@ -252,7 +252,7 @@ def test_B005_a_cancelled_batch_tells_what_was_done_from_what_ran_and_what_never
     assert "before this call ran" not in results["t1.2"][1]["message"]
     # and the model sees them in the order of its calls
     told = [message for message in go_on(stage, agent, "r").messages if message.role == "tool"]
-    assert [(message.call_id, message.kind) for message in told] == [("t1.1", "success"), ("t1.2", second), ("t1.3", "cancelled")]
+    assert [(message.call_id, message.kind) for message in told] == [("p.t1.1", "success"), ("p.t1.2", second), ("p.t1.3", "cancelled")]
 
 
 def test_B006_a_cancelled_call_without_a_reason_hides_nothing(stage, tmp_path, monkeypatch, capsys):

@@ -103,7 +103,11 @@ def test_B027_results_reach_the_model_in_the_order_of_its_calls_however_they_end
         """Is forbidden."""
         raise AssertionError
 
-    calls = [{"name": "work", "arguments": {"name": "slow"}}, {"name": "forbidden"}, *({"name": "work", "arguments": {"name": name}} for name in ("fast", "last"))]
+    calls = [
+        {"name": "work", "arguments": {"name": "slow"}},
+        {"name": "forbidden"},
+        *({"name": "work", "arguments": {"name": name}} for name in ("fast", "last")),
+    ]
     requests, orders = set(), set()
     # when it is run twenty times
     for _ in range(20):

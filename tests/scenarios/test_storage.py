@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -147,12 +148,12 @@ class Gate:
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for each in pairs:
-            with_shutdown(each)
+            cut_off(each)
 
     def close(self) -> None:
         """And nobody gets in any more."""
         if self._listening is not None:
-            with_shutdown(self._listening)
+            cut_off(self._listening)
             self._listening = None
         self.cut()
 
@@ -170,21 +171,16 @@ class Gate:
 
 
 def _pass_on(one: socket.socket, other: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         while some := one.recv(65536):
             other.sendall(some)
-    except OSError:
-        pass
-    finally:
-        with_shutdown(one)
-        with_shutdown(other)
+    cut_off(one)
+    cut_off(other)
 
 
-def with_shutdown(each: socket.socket) -> None:
-    try:
+def cut_off(each: socket.socket) -> None:
+    with suppress(OSError):
         each.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     each.close()
 
 

@@ -1,0 +1,177 @@
+"""Secrets are marked wherever they come, and what only looks like one stays as it is."""
+
+import json
+import string
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from refold.runtime import ports as p
+from refold.runtime.redaction import FAILED, MARK, Redaction, Shown, as_written, secrets_of
+
+KNOWN = Redaction(values=as_written({"hush-hush 42", 'q"uo\\te/99'}))
+
+
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        ("Authorization: Bearer abcDEF123456", f"Authorization: Bearer {MARK}"),
+        ("TAVILY_API_KEY=tvly-1234567", f"TAVILY_API_KEY={MARK}"),
+        ("GITHUB_TOKEN=ghx_123456789 and more", f"GITHUB_TOKEN={MARK} and more"),
+        ("{'secret': 'abc12345678'}", f"{{'secret': '{MARK}'}}"),
+        ("https://x.org/?q=1&api_key=zz12345678&n=2", f"https://x.org/?q=1&api_key={MARK}&n=2"),
+        ("postgresql://me:s3cret99@host/db", f"postgresql://me:{MARK}@host/db"),
+        ("aws_secret_access_key = AbC/123+xyz", f"aws_secret_access_key = {MARK}"),
+        ("İ: password=12345678", f"İ: password={MARK}"),
+    ],
+)
+def test_what_stands_behind_a_name_that_says_so_is_marked(text, marked):
+    assert Redaction().text(text) == marked
+    assert Redaction().text(marked) == marked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens: 5",
+        "next_page_token=abc12345678",
+        "password = get_password()",
+        "password: $DB_PASSWORD1",
+        "api_key=env:TAVILY_API_KEY_2",
+        "http://host:8080/a",
+        "the secret: nobody knows it",
+        "tokens: 12345678",
+        "basic arithmetic 12345678 is hard",
+        "Authorization: required",
+    ],
+)
+def test_what_only_looks_like_a_secret_stays(text):
+    assert Redaction().text(text) == text
+    assert Redaction().arguments(json.dumps({"text": text})) == json.dumps({"text": text})
+
+
+def test_known_values_are_marked_however_they_are_written():
+    written = ["hush-hush 42", json.dumps('q"uo\\te/99'), "?x=hush-hush%2042"]
+    assert KNOWN.text(" ".join(written)) == f'{MARK} "{MARK}" ?x={MARK}'
+
+
+def test_the_values_of_the_environment_are_those_whose_names_say_so():
+    environment = {"OPENAI_API_KEY": "k" * 8, "GH_TOKEN": "t" * 8, "MY_SECRET": "s" * 8, "PGPASSWORD": "p" * 8, "PASSWORD_FILE": "f" * 8}
+    others = {"API_KEY_ID_COUNT": "c" * 8, "MAX_TOKENS": "m" * 8, "SHORT_TOKEN": "7 chars", "PATH": "x" * 8, "BLANK_TOKEN": " " * 9}
+    assert set(secrets_of(environment | others)) == set(environment.values())
+
+
+def test_values_under_a_name_and_texts_anywhere_in_json_are_marked():
+    given = {
+        "api_key": "zz-longenough",
+        "n": [{"Authorization": "Token abcdefgh"}, "hush-hush 42!"],
+        "max_tokens": 5,
+        "password": {"type": "string"},
+        "token": "abc12345678",
+    }
+    marked = given | {"api_key": MARK, "n": [{"Authorization": "Token abcdefgh"}, f"{MARK}!"]}
+    assert KNOWN.value(given) == marked
+    assert json.loads(KNOWN.data(json.dumps(given).encode())) == marked
+    plain = b'{"a": [1, 2.50, "text"]}'
+    assert KNOWN.data(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ('{"a": 1,  "b": "fine"}', '{"a": 1,  "b": "fine"}'),
+        ('{"api_key": "zz-123456"}', f'{{"api_key":"{MARK}"}}'),
+        ('{"cmd": "curl -H \'Authorization: Bearer abcdef123456\' x"}', f'{{"cmd":"{MARK}"}}'),
+        ('{"x": "\\u0068ush-hush 42"}', f'{{"x":"{MARK}"}}'),
+        ('{"x": "hush-hush 42"', MARK),
+        ('{"api_key": "$TAVILY_API_KEY"}', '{"api_key": "$TAVILY_API_KEY"}'),
+    ],
+)
+def test_arguments_with_a_secret_are_told_from_those_without(text, written):
+    assert KNOWN.arguments(text) == written
+    assert KNOWN.denies(text) == (text != written)
+    assert KNOWN.denies(written) == (text != written)
+
+
+def test_a_number_that_is_known_as_a_secret_is_found_in_arguments():
+    known = Redaction(values=("1234567890",))
+    assert known.arguments('{"pin": 1234567890}') == MARK
+
+
+def test_redactors_of_an_application_are_asked_about_every_text():
+    def no_mail(text: str) -> str:
+        return text.replace("ann@example.org", "somebody")
+
+    own = Redaction((no_mail,))
+    assert own.value({"to": ["ann@example.org", 1], "ann@example.org": True}) == {"to": ["somebody", 1], "somebody": True}
+    assert own.arguments('{"to": "ann@example.org"}') == f'{{"to":"{MARK}"}}'
+
+
+@pytest.mark.parametrize("broken", [lambda text: 1 / 0, lambda text: None])
+def test_a_redactor_that_fails_hides_the_whole_text(broken):
+    own = Redaction((broken,))
+    assert own.text("anything") == FAILED
+    assert own.denies('{"a": "anything"}')
+
+
+def streamed(redaction: Redaction, pieces: list[str]) -> tuple[list[str], str]:
+    """What was shown before the end, and all of it."""
+    shown: list[Any] = []
+    one = Shown(redaction, shown.append)
+    for piece in pieces:
+        one.take(p.TextDelta(text=piece))
+    before = [part.text for part in shown]
+    one.end()
+    return before, "".join(part.text for part in shown)
+
+
+def test_a_secret_in_pieces_is_never_shown():
+    text = "It is hush-hush 42, and api_key=zz-123456789 too; Bearer abcdefgh12345678."
+    for size in range(1, 12):
+        pieces = [text[n : n + size] for n in range(0, len(text), size)]
+        before, whole = streamed(KNOWN, pieces)
+        assert whole == KNOWN.text(text), size
+        assert "hush" not in "".join(before)
+        assert "zz-1" not in "".join(before)
+
+
+def test_a_text_without_secrets_is_shown_as_it_comes():
+    before, whole = streamed(KNOWN, ["What ", "is ", "the ", "key?"])
+    assert before == ["What ", "is ", "the ", "key?"]
+    assert whole == "What is the key?"
+
+
+def test_with_redactors_of_its_own_an_application_shows_lines():
+    before, whole = streamed(Redaction((lambda text: text.replace("ann bob", "..."),)), ["It is a", "nn b", "ob.\nAnd", " then"])
+    assert before == ["It is ....\n"]
+    assert whole == "It is ....\nAnd then"
+
+
+def test_what_is_held_back_is_shown_before_what_comes_next():
+    shown: list[Any] = []
+    one = Shown(KNOWN, shown.append)
+    one.take(p.TextDelta(text="hush"))
+    assert shown == []
+    one.take(p.ToolCallReady(index=0, name="look", arguments='{"at": "hush-hush 42"}'))
+    one.take(p.Finished(stop_reason="tool_calls"))
+    assert shown == [p.TextDelta(text="hush"), p.ToolCallReady(index=0, name="look", arguments=f'{{"at":"{MARK}"}}'), p.Finished(stop_reason="tool_calls")]
+
+
+PIECES = st.sampled_from([*string.ascii_lowercase[:4], "1", "api_key", "=", ": ", " ", "\n", "bearer ", "hush-hush 42", "hush-", "://", "@", "İ"])
+
+
+@given(st.lists(PIECES, max_size=40), st.integers(min_value=1, max_value=9))
+def test_what_is_shown_in_pieces_is_what_is_written(pieces, size):
+    text = "".join(pieces)
+    _, whole = streamed(KNOWN, [text[n : n + size] for n in range(0, len(text), size)])
+    assert whole == KNOWN.text(text)
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10))
+def test_whatever_holds_no_secret_is_left_alone(value):
+    data = msgspec.json.encode(value)
+    if not any(anchor in data.decode().lower() for anchor in ("key", "secret", "passw", "token", "author", "bearer", "basic", "://")):
+        assert KNOWN.data(data) == data
+        assert KNOWN.arguments(data.decode()) == data.decode()
