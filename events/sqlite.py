@@ -92,7 +92,9 @@ class SqliteLog(Log):
             after = rows[-1][0]
 
     def head(self, run_id: str) -> tuple[int, bytes] | None:
-        rows = self._select("SELECT originator_version, CAST(state AS BLOB) FROM stored_events WHERE originator_id = ? ORDER BY originator_version DESC LIMIT 1", run_id)
+        rows = self._select(
+            "SELECT originator_version, CAST(state AS BLOB) FROM stored_events WHERE originator_id = ? ORDER BY originator_version DESC LIMIT 1", run_id
+        )
         return (rows[0][0], rows[0][1]) if rows else None
 
     def payload(self, run_id: str, digest: str) -> bytes:
@@ -105,7 +107,9 @@ class SqliteLog(Log):
     def payloads(self, run_id: str) -> dict[Digest, bytes]:
         first = payload_stream(run_id, "")
         # The character after the colon ends the range: an index can walk it, and LIKE would take the `_` of a run id for a wildcard.
-        rows = self._select("SELECT originator_id, CAST(state AS BLOB) FROM stored_events WHERE originator_id >= ? AND originator_id < ?", first, first[:-1] + ";")
+        rows = self._select(
+            "SELECT originator_id, CAST(state AS BLOB) FROM stored_events WHERE originator_id >= ? AND originator_id < ?", first, first[:-1] + ";"
+        )
         return {stream[len(first) :]: state for stream, state in rows}
 
     def runs(self) -> list[str]:

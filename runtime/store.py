@@ -130,7 +130,9 @@ class Store:
         def granted(run: Run, asked: Call) -> f.ApprovalGranted | f.CallSuperseded:
             assert asked.approval is not None
             if asked.expires_at is not None and asked.expires_at <= SystemClock().now_us():
-                raise NotAsked(f"the approval of call {asked.id} of run {run.id} has expired, which counts as a denial; drive the run on with: refold resume {run.id}")
+                raise NotAsked(
+                    f"the approval of call {asked.id} of run {run.id} has expired, which counts as a denial; drive the run on with: refold resume {run.id}"
+                )
             if digest is not None and digest != asked.approval:
                 raise NotAsked(f"call {asked.id} of run {run.id} is not what the digest stands for any more")
             if arguments is not None:

@@ -22,7 +22,7 @@ from refold.fsm import calls, decide
 from refold.fsm.effects import Reconcile, RunTool
 from refold.projections.messages import Message
 from refold.projections.run import Call, Run, Spent
-from refold.runtime import agent as agents, consults, performing, ports as p
+from refold.runtime import agent as agents, consults, performing, ports as p, requests
 from refold.runtime.driver import Driver
 from refold.runtime.journal import Inputs, Journal, LostOwnership
 from refold.testing.certify import Campaign, Certificate, Family, certify
@@ -164,7 +164,7 @@ def _whole_batch_again() -> Logs:
 
 def _script_restarts() -> Logs:
     """After a death requests are numbered from one again, so that a model that answers by number begins anew."""
-    good, made = performing.request_of, [0]
+    good, made = requests.request_of, [0]
 
     def request_of(run: Run, messages: Sequence[Message]) -> p.Request:
         made[0] += 1
@@ -189,7 +189,7 @@ def _counters_reset() -> Logs:
 
 def _results_not_sent() -> Logs:
     """After a death requests leave out the results of the last calls."""
-    good = performing.request_of
+    good = requests.request_of
 
     def request_of(run: Run, messages: Sequence[Message]) -> p.Request:
         request = good(run, messages)
