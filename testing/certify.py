@@ -264,7 +264,7 @@ class _Grid:
             case "spoken to":
                 yield from (((n, "say"),) for n in count(first, every))
             case "cancelled":
-                yield from (((n, "cancel"), *after) for n in known for after in ((), ((1, "death"),)))  # type: ignore[misc]
+                yield from (((n, "cancel"), *after) for n in known for after in ((), ((1, "death"),)))
             case "taken over":
                 yield from (((n, "takeover"),) for n in count(first, every))
 
