@@ -230,6 +230,8 @@ def _used_up(reason: Reason, history: History, record: Record, sums: Sums, setti
             least = min(limits.OUTPUT_TOKENS_MIN, budgets.max_output_tokens)
             if budgets.max_tokens - sums.tokens - sums.estimate < least:
                 return f"{sums.tokens} tokens of {budgets.max_tokens}"
+            if _was_the_last(history, record):
+                return f"{sums.tokens} tokens of {budgets.max_tokens}, and the last turn they allowed brought calls"
             # What the next request would have read is in no record, so here the fold has to be asked.
             stamp = Stamp(at=record.at, driver=record.driver)
             return exceeded.detail if history.folded_whole and (exceeded := limits.tokens(history.run, stamp)) is not None else ""
@@ -241,6 +243,12 @@ def _used_up(reason: Reason, history: History, record: Record, sums: Sums, setti
             return f"the deadline was {budgets.deadline}"
         case _:
             return ""
+
+
+def _was_the_last(history: History, record: Record) -> bool:
+    """Whether the turn before a record was asked for an answer alone."""
+    requests = (earlier.fact for earlier in reversed(history.records) if earlier.position < record.position)
+    return next((fact.wrap_up for fact in requests if isinstance(fact, f.ModelRequested)), False)
 
 
 # -- I12

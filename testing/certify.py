@@ -144,7 +144,7 @@ class _Trial:
             folder=str(folder),
             deeds=scenario.deeds,
             humans=campaign.humans,
-            requests=requests if scenario.family == "spoken to" else 0,
+            requests=requests if any(deed == "say" for _, deed in scenario.deeds) else 0,
             control=campaign.control,
             recording=recording,
         )

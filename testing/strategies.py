@@ -47,6 +47,7 @@ def policies() -> st.SearchStrategy[Policy]:
     """Policies with few attempts, so that they are used up."""
     return st.builds(
         Policy,
+        on_doubt=st.sampled_from(("tell_model", "ask")),
         on_tool_error=st.sampled_from(("observe", "observe", "stop")),
         max_tool_retries=st.integers(0, 2),
         max_model_errors=st.integers(0, 2),
