@@ -24,8 +24,6 @@ from refold.testing.checks import transcript_of
 from refold.testing.victim import RUN, SAID, url_of
 
 Kind = Literal["duplicate", "loss", "divergence"]
-KEPT_BACK: Final = 2
-"""Appends of its process that the outcome of a call may be behind: those that others of the same turn had begun already."""
 OUTPUT_MAX: Final = 2_000
 
 
@@ -218,10 +216,9 @@ class _Case:
                 doubts = True
                 continue
             yield f"message {place} is {_short(own_message)}, the twin's {_short(its_message)}"
-        if not doubts:
-            for number in sorted(twin.requests):
-                if mine.requests.get(number) not in (None, twin.requests[number]):
-                    yield f"request {number} showed the model something else than the twin's"
+        others = [number for number in sorted(twin.requests) if mine.requests.get(number) not in (None, twin.requests[number])]
+        if others and not doubts:
+            yield f"{len(others)} requests showed the model something else than the twin's, the first of them request {others[0]}"
 
     def _may_doubt(self, mine: Message, its: Message) -> bool:
         """Whether a result says that a side effect is in doubt, and its driver was lost while it ran."""
@@ -232,14 +229,17 @@ class _Case:
         return bool(lost & drivers) and not self._kept_back(mine.call_id)
 
     def _kept_back(self, call: str) -> bool:
-        """Whether the runtime knew an outcome and appended others before it."""
+        """Whether the runtime knew an outcome and appended more before it than the outcomes of all other calls of the turn, which may have come in the same moment."""
         after, process = 0, None
         for line in self.lines:
             if isinstance(line, l.Ended) and line.call == call:
                 after, process = 0, line.process
+            elif isinstance(line, l.Came) and line.process == process:
+                break
             elif isinstance(line, l.Stored) and line.process == process:
                 after += 1
-        return after > KEPT_BACK
+        turn = call.partition(".")[0]
+        return after >= sum(each.partition(".")[0] == turn for each in self.effects)
 
     def _permissions(self) -> Iterator[str]:
         """What ran without the word of a human that it needs, or otherwise than that word was given; an answer that was not judged."""

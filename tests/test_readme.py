@@ -43,5 +43,6 @@ def test_every_command_it_names_exists() -> None:
         assert perform([command, "--help"]) == 0, command
 
 
+@pytest.mark.checkout
 def test_the_version_is_in_the_changelog() -> None:
     assert f"## {refold.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
