@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -49,7 +50,7 @@ def validate(tool: Tool, arguments_text: str) -> Valid | Invalid:
     """Never raises, never repairs. Empty text is an empty object."""
     try:
         text, parsed = _read(arguments_text)
-        return _by_schema(tool, parsed) if tool.signature is None else _by_signature(tool.signature, text)
+        return _by_schema(tool, parsed) if tool.signature is None else _by_signature(tool.signature, text, parsed)
     except _Refused as refused:
         return Invalid(_message(tool, refused, len(arguments_text)))
     except RecursionError:
@@ -177,8 +178,10 @@ def _by_schema(tool: Tool, parsed: dict[str, Any]) -> Valid:
     return Valid(parsed, msgspec.json.encode(parsed, order="sorted").decode(), parsed)
 
 
-def _by_signature(signature: Signature, text: str) -> Valid:
+def _by_signature(signature: Signature, text: str, parsed: dict[str, Any]) -> Valid:
     value, arguments, canonical = _validated(signature, text)
+    if canonical.encode() == msgspec.json.encode(parsed, order="sorted"):
+        return Valid(arguments, canonical, value)  # nothing was changed or filled in, so the canonical form has just been validated
     again, _, same = _validated(signature, canonical)
     if same != canonical or not _equal(again, value):
         # a person approves the canonical form, so the handler must get exactly what it says
@@ -204,7 +207,8 @@ def _validated(signature: Signature, text: str) -> tuple[BaseModel, dict[str, An
         raise _Refused(f"could not be checked: a validator raised {type(error).__name__}") from error
     try:
         dumped = value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="none")
-        dumped = _in_order(value.model_dump(by_alias=True, round_trip=True, warnings="none"), dumped)
+        if _takes_sets(signature.model):
+            dumped = _in_order(value.model_dump(by_alias=True, round_trip=True, warnings="none"), dumped)
         arguments = msgspec.json.decode(to_json(dumped, max_bytes=4 * TEXT_MAX), type=dict[str, Any])
     except NotStorable as refused:
         raise _Refused(f"cannot be stored: {refused}") from None
@@ -213,6 +217,12 @@ def _validated(signature: Signature, text: str) -> tuple[BaseModel, dict[str, An
     except BaseException as error:  # a serializer of the application
         raise _Refused(f"could not be written as JSON: {type(error).__name__}") from error
     return value, arguments, msgspec.json.encode(arguments, order="sorted").decode()
+
+
+@cache
+def _takes_sets(model: type[BaseModel]) -> bool:
+    """Whether a set can be somewhere among the arguments: pydantic says so in the schema."""
+    return b'"uniqueItems"' in msgspec.json.encode(model.model_json_schema())
 
 
 def _in_order(value: Any, dumped: Any) -> Any:

@@ -231,12 +231,13 @@ class _Case:
     def _kept_back(self, call: str) -> bool:
         """Whether the runtime knew an outcome and appended more before it than the outcomes of all other calls of the turn, which may have come in the same moment."""
         after, process = 0, None
+        over: set[int] = set()  # processes that were taken over: what they append then is a note
         for line in self.lines:
-            if isinstance(line, l.Ended) and line.call == call:
+            if isinstance(line, l.Came):
+                over.add(line.process)
+            elif isinstance(line, l.Ended) and line.call == call:
                 after, process = 0, line.process
-            elif isinstance(line, l.Came) and line.process == process:
-                break
-            elif isinstance(line, l.Stored) and line.process == process:
+            elif isinstance(line, l.Stored) and line.process == process and process not in over:
                 after += 1
         turn = call.partition(".")[0]
         return after >= sum(each.partition(".")[0] == turn for each in self.effects)
