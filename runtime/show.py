@@ -102,6 +102,22 @@ class View:
             "performed": call.performed,
         }
 
+    def _open_calls(self) -> list[dict[str, Any]]:
+        """The calls of a turn whose results no request has shown yet, and where each is."""
+        turn = self.run.open
+        if turn is None or turn.closed is not None:
+            return []
+        return [
+            {
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": self._arguments.get(call.id, call.proposed.arguments_text),
+                "phase": call.kind if call.kind is not None else call.phase,
+                "attempt": call.attempt,
+            }
+            for call in turn.calls
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """The documented shape of `show`."""
         run = self.run
@@ -129,6 +145,9 @@ class View:
             "reason": run.reason,
             "detail": run.detail,
             "tool_calls": run.spent.tool_calls,
+            "calls": self._open_calls(),
+            "record": self.records[-1].type,
+            "at": self.records[-1].at,
             "model": run.setup.model if run.setup is not None else "",
             "head": run.head,
         }

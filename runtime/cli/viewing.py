@@ -13,7 +13,7 @@ def lines(view: dict[str, Any], page: Page) -> list[str]:
     made = [f"{page.paint('run ' + view['run_id'], 'bold')}  {page.status(view['status'])}  {page.paint(_place(view), 'dim')}"]
     if view["reason"] or view["detail"]:
         made += page.paragraphs(": ".join(part for part in (view["reason"], view["detail"]) if part), "  ")
-    made += ["", *page.paragraphs(view["goal"]), "", *_facts(view, page), *_turns(view, page)]
+    made += ["", *page.paragraphs(view["goal"]), "", *_facts(view, page), *_turns(view, page), *_this_turn(view, page)]
     for title, body in (("Waits for a human", _pending(view, page)), ("Notes", _notes(view, page)), ("Answer", _answer(view, page))):
         if body:
             made += ["", page.paint(title, "bold"), *body]
@@ -33,11 +33,12 @@ def _facts(view: dict[str, Any], page: Page) -> list[str]:
     ]
     if view["driver"] is not None:
         rows.append(("driver", f"{view['driver']['host']}, process {view['driver']['pid']}, since {since(view['driver']['since'])}"))
+    rows.append(("head", view["head"]))
     return [f"{page.paint(name.ljust(8), 'dim')}{cut(one_line(str(value)), page.room(8))}" for name, value in rows]
 
 
 def _place(view: dict[str, Any]) -> str:
-    return f"position {view['position']} · {view['state']}"
+    return f"position {view['position']} · {view['record']} · {view['state']}"
 
 
 def _of(used: int, allowed: int | None) -> str:
@@ -61,6 +62,15 @@ def _turns(view: dict[str, Any], page: Page) -> list[str]:
                         made.append(_result(said[number], page))
             case _:
                 pass  # a result, shown beside its call
+    return made
+
+
+def _this_turn(view: dict[str, Any], page: Page) -> list[str]:
+    """The calls of the open turn, each with where it is: what one looks for in a run that hangs."""
+    made: list[str] = ["", page.paint("this turn", "bold")] if view["calls"] else []
+    for call in view["calls"]:
+        again = f", attempt {call['attempt']}" if call["attempt"] > 1 else ""
+        made += [f"  {cut(_call(call), page.room(2))}", f"    {page.paint(call['phase'] + again, 'dim')}"]
     return made
 
 
