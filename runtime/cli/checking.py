@@ -79,11 +79,17 @@ def _audited(audited: dict[str, Any], page: Page) -> list[str]:
     for name in ("chain", "legal"):
         lines += _verdict(name, audited[name], audited[name].get("why", ""), page)
     for invariant in audited["invariants"]:
-        evidence = ", ".join(str(piece) for piece in invariant["evidence"])
-        lines += _verdict(
-            invariant["id"], invariant, "; ".join(part for part in (invariant.get("title", ""), "" if invariant["ok"] else evidence) if part), page
-        )
+        lines += _verdict(invariant["id"], invariant, _evidence(invariant), page)
     return lines
+
+
+def _evidence(invariant: dict[str, Any]) -> str:
+    """What an invariant says, and on how much it rests; all of it where it is broken. The whole evidence is in `--json`."""
+    pieces = invariant["evidence"]
+    if not invariant["ok"]:
+        return f"{invariant['title']}; {', '.join(str(piece) for piece in pieces)}"
+    rests = f"{len(pieces)} place{'s' * (len(pieces) != 1)}" if pieces else "nothing to check"
+    return f"{invariant['title']} · {rests}"
 
 
 def _verdict(name: str, verdict: dict[str, Any], text: str, page: Page) -> list[str]:
