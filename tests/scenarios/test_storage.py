@@ -120,11 +120,18 @@ def briefly(monkeypatch):
 
 
 def lapsed(store: Store, run_id: str) -> None:
-    """Until nobody drives the run any more."""
-    end = time.monotonic() + 10
-    while store.log.holder(run_id) is not None:
+    """Until the store answers again, and nobody drives the run any more: connections are tried anew at growing intervals."""
+    end = time.monotonic() + 40
+    while not _is_free(store, run_id):
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def _is_free(store: Store, run_id: str) -> bool:
+    try:
+        return store.log.holder(run_id) is None
+    except StoreUnavailable:
+        return False
 
 
 class Gate:
