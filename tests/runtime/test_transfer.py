@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from refold import Agent, ScriptedModel, audit, open_store, show, tool
-from refold.events.chain import DIGEST_LENGTH
 from refold.runtime.store import Store
 from refold.runtime.transfer import DamagedFile, OtherRun, export_lines, import_file, parse
 
@@ -116,9 +115,8 @@ def test_every_flipped_byte_of_a_database_row_is_found_at_its_position(tmp_path:
     rows = database.execute("SELECT originator_version, state FROM stored_events WHERE originator_id = 'kept' ORDER BY originator_version").fetchall()
     store = open_store(f"sqlite:///{path}")
     for position, state in rows:
-        # when one byte of one row is changed behind our back, every third and the whole digest of the last record
-        places = range(0, len(state), 3) if position < len(rows) else [*range(0, len(state), 3), *range(len(state) - DIGEST_LENGTH - 2, len(state))]
-        for place in places:
+        # when one byte of one row is changed behind our back
+        for place in range(len(state)):
             changed = bytearray(state)
             changed[place] ^= 1 << place % 8
             database.execute("UPDATE stored_events SET state = ? WHERE originator_id = 'kept' AND originator_version = ?", (bytes(changed), position))
