@@ -77,5 +77,3 @@ Reason = Literal[
     "at_limit",
 ]
 """Why a run ended as it did, beyond its status."""
-
-LIMITS: Final[tuple[Reason, ...]] = ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd", "timeout_s", "deadline")

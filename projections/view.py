@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from refold.events import facts as f
 from refold.events.codec import Record
-from refold.events.words import OWNERS, Kind
 from refold.projections.evidence import cited
 from refold.projections.messages import Message
 from refold.projections.run import Call, Run
@@ -66,8 +67,6 @@ def pending_of(run: Run) -> list[dict[str, Any]]:
 
 
 def _waits(run: Run, call: Call) -> dict[str, Any]:
-    import msgspec
-
     kind = "doubt" if call.phase == "doubt" else "approval" if call.approval is not None else "question"
     arguments = msgspec.json.decode(call.check.arguments) if call.check is not None and call.check.arguments else {}
     reason = call.question if kind == "question" else call.because
@@ -95,8 +94,3 @@ def message_json(message: Message, arguments: dict[str, Any]) -> dict[str, Any]:
             for call in message.calls
         ]
     return made
-
-
-def owner_of(kind: Kind) -> str:
-    """Whose doing a result is."""
-    return OWNERS[kind]

@@ -53,7 +53,6 @@ class View:
         self.observations: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
         self._arguments: dict[str, Any] = {}
-        self._performed: dict[CallId, str] = {}
         for record in records:
             before = self.run
             self.run = step(before, record)

@@ -10,7 +10,7 @@ RESULT: Final = 100
 
 def lines(view: dict[str, Any], page: Page) -> list[str]:
     """The page of what `show` gives."""
-    made = [f"{page.paint('run ' + view['run_id'], 'bold')}  {page.status(view['status'])}  {page.paint(_place(view), 'dim')}"]
+    made = [f"{page.paint('run ' + view['run_id'], 'bold')}  {page.status(view['status'])}", f"  {page.paint(cut(_place(view), page.room(2)), 'dim')}"]
     if view["reason"] or view["detail"]:
         made += page.paragraphs(": ".join(part for part in (view["reason"], view["detail"]) if part), "  ")
     made += ["", *page.paragraphs(view["goal"]), "", *_facts(view, page), *_turns(view, page), *_this_turn(view, page)]
@@ -33,8 +33,8 @@ def _facts(view: dict[str, Any], page: Page) -> list[str]:
     ]
     if view["driver"] is not None:
         rows.append(("driver", f"{view['driver']['host']}, process {view['driver']['pid']}, since {since(view['driver']['since'])}"))
-    rows.append(("head", view["head"]))
-    return [f"{page.paint(name.ljust(8), 'dim')}{cut(one_line(str(value)), page.room(8))}" for name, value in rows]
+    made = [f"{page.paint(name.ljust(8), 'dim')}{cut(one_line(str(value)), page.room(8))}" for name, value in rows]
+    return [*made, f"{page.paint('head'.ljust(8), 'dim')}{view['head']}"]  # never cut: it is there to be copied
 
 
 def _place(view: dict[str, Any]) -> str:
