@@ -93,7 +93,7 @@ class Page:
                 lines.append((indent + line).rstrip())
             else:
                 lines += textwrap.wrap(
-                    line, max(20, self.width - len(indent)), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True
+                    line, max(len(indent) + 20, self.width), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True
                 )
         return lines
 
