@@ -66,8 +66,10 @@ SIDE_EFFECTS = {each.name for each in TOOLS if each.effect == "side_effect"}
 
 
 def human(store: Store, run_id: RunId, call: Call) -> None:
-    """Answers questions, and approves every second call."""
-    if call.approval is None:
+    """Has the model told of doubts, answers questions, and approves every second call."""
+    if call.phase == "doubt":
+        store.resolve_sync(run_id, call.id, verdict="tell_model")
+    elif call.approval is None:
         store.answer_sync(run_id, "2024", call=call.id)
     elif call.id.endswith(".2"):
         store.deny_sync(run_id, call.id, reason="not this one")
