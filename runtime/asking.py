@@ -138,8 +138,9 @@ def _failed(error: p.ModelError, assembler: Assembler, elapsed_us: int) -> f.Mod
         type=whole(error.type)[:200],
         message=whole(error.message)[:MESSAGE_MAX],
         retryable=error.retryable,
+        code=whole(error.code)[:200],
         http_status=error.http_status,
         retry_after_s=error.retry_after_s,
-        mid_stream=bool(assembler.text),
+        mid_stream=error.mid_stream or bool(assembler.text),
     )
     return f.ModelFailed(error=info, text=assembler.text, usage=assembler.usage() or f.Usage(), elapsed_us=elapsed_us)

@@ -107,12 +107,24 @@ class Finished(Part, frozen=True, kw_only=True):
 class ModelError(Exception):
     """A provider could not answer: raised by `Model.stream`, at any point of the stream.
 
-    `type` is a short code (`overloaded`, `authentication`, `connection`, `script_exhausted`, ...), `retry_after_s` what the provider asked for.
+    `type` is a short code (`overloaded`, `authentication`, `connection`, `script_exhausted`, ...), `code` the provider's finer one, `retry_after_s` what it asked for.
+    `mid_stream` says that it came inside a response that had begun.
     """
 
-    def __init__(self, type: str, message: str, *, retryable: bool, retry_after_s: float | None = None, http_status: int | None = None) -> None:  # noqa: A002 - the word of the record
+    def __init__(
+        self,
+        type: str,  # noqa: A002 - the word of the record
+        message: str,
+        *,
+        retryable: bool,
+        code: str = "",
+        retry_after_s: float | None = None,
+        http_status: int | None = None,
+        mid_stream: bool = False,
+    ) -> None:
         super().__init__(message)
         self.type, self.message, self.retryable = str(type), str(message), bool(retryable)
+        self.code, self.mid_stream = str(code), bool(mid_stream)
         # What comes out of a header may be anything; a wait that is none is no wait.
         asked = isinstance(retry_after_s, int | float) and not isinstance(retry_after_s, bool) and 0 <= retry_after_s <= RETRY_AFTER_MAX_S
         self.retry_after_s = retry_after_s if asked else None
