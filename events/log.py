@@ -11,13 +11,21 @@ from refold.events.storage import Conflict, Log, PayloadMissing, Row, StoreDamag
 __all__ = ["Conflict", "Held", "Hold", "Holder", "Log", "PayloadMissing", "Row", "StoreDamaged", "StoreMissing", "StoreUnavailable", "open_log"]
 
 
-def open_log(url: str, *, create: bool = True, synchronous: str = "FULL", lock_timeout_s: float = 5.0) -> Log:
+def open_log(url: str, *, create: bool = True, synchronous: str = "FULL", lock_timeout_s: float = 5.0, driver_ttl_s: float = Log.driver_ttl_s) -> Log:
     """Opens `memory:`, `sqlite:///PATH` or `postgresql://...`; what is not there is made, unless `create` is false: then `StoreMissing`.
 
     PATH is taken literally, whatever characters it has, and is relative to the current folder unless it begins with a slash of its own (`sqlite:////var/x/log.db`).
     `synchronous` is SQLite's: FULL survives a power cut, NORMAL only the death of the process, at a fifth of the price;
-    `?synchronous=NORMAL` at the end of the URL says so too.
+    `?synchronous=NORMAL` at the end of the URL says so too. A driver that is silent for `driver_ttl_s` may be taken for lost.
     """
+    if not 0 < driver_ttl_s < float("inf"):
+        raise ValueError(f"driver_ttl_s is a number of seconds above 0, not {driver_ttl_s!r}")
+    log = _opened(url, create=create, synchronous=synchronous, lock_timeout_s=lock_timeout_s)
+    log.driver_ttl_s = driver_ttl_s
+    return log
+
+
+def _opened(url: str, *, create: bool, synchronous: str, lock_timeout_s: float) -> Log:
     scheme, _, rest = url.partition(":")
     match scheme:
         case "memory" if not rest:

@@ -84,6 +84,9 @@ class Log(ABC):
     a fork begins after its parent's position, so any number may be expected there.
     """
 
+    driver_ttl_s: float = 30.0
+    """How long a driver that says nothing more keeps its run while its process lives, by the clock of the store."""
+
     def append(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes] = NO_PAYLOADS, *, create: bool = False) -> None:
         """Stores rows and payloads in one transaction and returns when they are durable. Raises `Conflict`."""
         self._append(_checked(run_id, expected, rows, payloads, create=create))

@@ -12,7 +12,7 @@ from refold.events import facts as f
 from refold.events.storage import StoreUnavailable
 from refold.fsm.effects import AskModel, Effect, pending
 from refold.projections.run import Run
-from refold.runtime.journal import WHO, Journal, LostOwnership
+from refold.runtime.journal import Journal, LostOwnership, this_process
 from refold.runtime.ownership import DrivenElsewhere, Ownership
 from refold.runtime.performing import Cast, Performer, note_late
 from refold.runtime.store import attach
@@ -81,7 +81,7 @@ class Driver:
     def _own(self, begin: Sequence[f.Input]) -> None:
         """Raises RunExists, DrivenElsewhere."""
         try:
-            self._ownership.acquire(self.journal.log, self.journal.run.id, WHO)
+            self._ownership.acquire(self.journal.log, self.journal.run.id, this_process())
         except DrivenElsewhere:
             if begin and self.journal.log.head(self.journal.run.id) is not None:
                 raise RunExists(f"there is already a run {self.journal.run.id}; choose another id, or resume it") from None

@@ -200,7 +200,7 @@ def continuation(log: Log, parent: Run, message: str, setup: f.Setup) -> f.RunCo
 def stamp(clock: Clock, run: Run) -> Stamp:
     """Now, never earlier than the record before; how far a clock had stepped back is written down."""
     now = clock.now_us()
-    return Stamp(at=max(now, run.at), driver=WHO, stepped_back_us=max(0, run.at - now))
+    return Stamp(at=max(now, run.at), driver=this_process(), stepped_back_us=max(0, run.at - now))
 
 
 def loader(log: Log, run_id: str, *, many: bool) -> Load:
@@ -232,14 +232,17 @@ async def _settled(future: "Future[None]") -> None:
             return
 
 
-def _who() -> str:
+def _user() -> str:
     try:
         return whole(getpass.getuser())
     except (OSError, KeyError):
         return "unknown"
 
 
-USER: Final = _who()
+USER: Final = _user()
 HOST: Final = whole(socket.gethostname())
-WHO: Final = f"{USER}@{HOST}:{os.getpid()}"
-"""Who appends: user, host and process."""
+
+
+def this_process() -> str:
+    """Who appends: user, host and process. Asked each time, since a fork is another process."""
+    return f"{USER}@{HOST}:{os.getpid()}"

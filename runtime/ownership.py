@@ -14,8 +14,6 @@ from typing import Final
 from refold.events.holds import Held, Hold
 from refold.events.storage import Log, StoreUnavailable
 
-DRIVER_TTL_S: Final = 30.0
-"""How long a driver that says nothing more keeps its run, while its process lives."""
 REFRESHES: Final = 3
 """Refreshes in that time: so many may fail before the run is lost."""
 
@@ -28,10 +26,10 @@ class DrivenElsewhere(Exception):
         self.run_id, self.who, self.since_us, self.until_us = run_id, who, since_us, until_us
 
 
-def taken(log: Log, run_id: str, who: str, ttl_s: float = DRIVER_TTL_S) -> Hold:
-    """The run for `ttl_s`, for what is done in one go: `with taken(...):`. Raises DrivenElsewhere, StoreUnavailable."""
+def taken(log: Log, run_id: str, who: str, ttl_s: float | None = None) -> Hold:
+    """The run for `ttl_s` (the `driver_ttl_s` of the store by default), for what is done in one go: `with taken(...):`. Raises DrivenElsewhere, StoreUnavailable."""
     try:
-        return log.hold(run_id, who, ttl_s)
+        return log.hold(run_id, who, log.driver_ttl_s if ttl_s is None else ttl_s)
     except Held as held:
         raise DrivenElsewhere(held.run_id, held.who, held.since_us, held.until_us) from None
 
@@ -53,13 +51,13 @@ class Ownership:
         """Whether the run was acquired, and neither let go nor lost as far as is known."""
         return self._hold is not None
 
-    def acquire(self, log: Log, run_id: str, who: str, ttl_s: float = DRIVER_TTL_S) -> None:
+    def acquire(self, log: Log, run_id: str, who: str, ttl_s: float | None = None) -> None:
         """Takes the run and keeps it, inside a running event loop. Raises DrivenElsewhere, StoreUnavailable."""
         assert self._hold is None, f"run {run_id} is acquired twice"
         loop = asyncio.get_running_loop()
         began = _now_s()
         self._hold = taken(log, run_id, who, ttl_s)
-        self._sure_until = began + ttl_s
+        self._sure_until = began + self._hold.ttl_s
         self._watch(loop)
 
     def check(self) -> bool:

@@ -19,7 +19,7 @@ from refold.events.storage import Log
 from refold.events.words import RunId
 from refold.projections.run import Call, Run, replace
 from refold.runtime.consults import Consults
-from refold.runtime.journal import HOST, USER, WHO, Journal, UnknownRun, loader
+from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader, this_process
 from refold.runtime.ownership import DrivenElsewhere, taken
 from refold.runtime.ports import SystemClock
 from refold.runtime.text import visible, whole
@@ -197,7 +197,7 @@ class Store:
         """End a run. Whoever drives it closes its calls; where nobody does, because it waits or its driver is dead, that is done here."""
         journal, said = self._live(run_id, lambda _: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id)
         if journal.run.state != "done":
-            with suppress(DrivenElsewhere), taken(self.log, run_id, WHO):
+            with suppress(DrivenElsewhere), taken(self.log, run_id, this_process()):
                 journal.command_sync(lambda run: (attach(run),) if run.cancel is not None and run.state != "done" else ())
         return said
 
@@ -295,6 +295,9 @@ def _id(command_id: str | None) -> str:
     return command_id if command_id is not None else secrets.token_hex(8)
 
 
-def open_store(url: str = "sqlite:///.refold/log.db", *, create: bool = True) -> Store:
-    """The store at `sqlite:///PATH`, `memory:` or `postgresql://...`. Raises StoreUnavailable, or ValueError for another kind of URL."""
-    return Store(open_log(url, create=create), url)
+def open_store(url: str = "sqlite:///.refold/log.db", *, create: bool = True, driver_ttl_s: float = Log.driver_ttl_s) -> Store:
+    """The store at `sqlite:///PATH`, `memory:` or `postgresql://...`; a driver that is silent for `driver_ttl_s` seconds may be taken for lost.
+
+    Raises StoreUnavailable, or ValueError for another kind of URL or a time that is none.
+    """
+    return Store(open_log(url, create=create, driver_ttl_s=driver_ttl_s), url)

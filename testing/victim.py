@@ -26,7 +26,7 @@ from refold.events.storage import Log, Submission
 from refold.events.words import RunId
 from refold.projections.messages import Message, encode
 from refold.projections.run import Call, Run
-from refold.runtime import driver, journal, models, ports as p, store as stores
+from refold.runtime import models, ports as p
 from refold.runtime.agent import Agent
 from refold.runtime.arguments import bound
 from refold.runtime.cli.lookup import agent_named
@@ -98,15 +98,12 @@ def url_of(folder: Path) -> str:
 
 
 def _born(folder: Path) -> None:
-    """What a fork inherits and a process of its own would not have: its parent's output, and its parent's name in every record."""
+    """What a fork inherits and a process of its own would not have: its parent's output."""
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
     os.environ[WORLD] = str(folder)
-    who = f"{journal.USER}@{journal.HOST}:{os.getpid()}"
-    for module in (journal, driver, stores):  # it was computed when they were loaded, by another process
-        setattr(module, "WHO", who)  # noqa: B010 - a constant, for everybody else
 
 
 # -- what comes over a process

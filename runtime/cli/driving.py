@@ -22,7 +22,7 @@ from refold.runtime.cli.progress import Progress, Story, progress_for
 from refold.runtime.cli.render import Page, one_line
 from refold.runtime.cli.stores import typed, waiting_lines
 from refold.runtime.driver import RunExists
-from refold.runtime.journal import WHO
+from refold.runtime.journal import this_process
 from refold.runtime.models import DEFAULT
 from refold.runtime.ownership import DrivenElsewhere
 from refold.runtime.result import Result, result_of
@@ -114,7 +114,7 @@ def _noting(telling: Progress, agent: Agent, options: o.Driving) -> Heard:
     def hear(what: Shown) -> None:
         nonlocal begun
         if not begun:
-            if isinstance(what, Record) and what.driver != WHO:
+            if isinstance(what, Record) and what.driver != this_process():
                 return
             begun = True
             if options.model is None and not os.environ.get("REFOLD_MODEL") and getattr(agent.model, "spec", "") == DEFAULT:

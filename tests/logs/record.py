@@ -192,7 +192,7 @@ KINDS: dict[str, Callable[[Store, str], None]] = {
 
 
 def main() -> None:
-    journal.WHO, stores.USER, stores.HOST = "me@here:1", "me", "here"  # type: ignore[misc]
+    journal.this_process, stores.USER, stores.HOST = lambda: "me@here:1", "me", "here"  # type: ignore[misc]
     stores.os.getpid = lambda: 1
     FOLDER.mkdir(exist_ok=True)
     for name, make in KINDS.items():

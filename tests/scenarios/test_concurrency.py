@@ -105,9 +105,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from refold import Agent, ScriptedModel, open_store, tool
-from refold.runtime.ownership import Ownership
 
-Ownership.acquire.__defaults__ = (float(sys.argv[2]),)
 counted = Path(sys.argv[3])
 
 @tool
@@ -122,7 +120,7 @@ def act(n: int) -> str:
 
 turns = [*({"calls": [{"name": "act", "arguments": {"n": n}}]} for n in range(4)), {"text": "done"}]
 agent = Agent(model=ScriptedModel(turns), tools=[act])
-store = open_store(sys.argv[1])
+store = open_store(sys.argv[1], driver_ttl_s=float(sys.argv[2]))
 verb = sys.argv[4]
 result = agent.run_sync("Do it.", store=store, run_id="r") if verb == "run" else agent.resume_sync("r", store=store)
 print(result.status, result.lost, flush=True)
