@@ -11,6 +11,7 @@ from refold.events.words import RunId
 from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, UNAVAILABLE, Refused
+from refold.runtime.cli.parsing import options_of
 from refold.runtime.cli.render import one_line, short
 from refold.runtime.cli.stores import opened, text_of, typed
 from refold.runtime.cli.wording import in_words, told
@@ -23,6 +24,8 @@ TAKE_OVER_S: Final = 1.0
 """How often `cancel` looks whether the driver that it waits for has died, to end the run itself."""
 CANCEL_WAIT_S: Final = 60.0
 """How long `cancel` waits for the driver to end the run."""
+DRIVES: Final = ("model", "base_url", "settings", "max_turns", "max_cost", "timeout", "approve")
+"""Options that only a driver reads; `--agent` also checks other arguments."""
 
 
 def answer(options: o.Answer) -> int:
@@ -225,6 +228,8 @@ def _taken(options: o.Deciding, store: Store, run_id: RunId, taken: list[Taken])
         for one in decided:
             output.note(in_words(one))
         return drive_on(options, store, run_id)
+    if idle := [spec.names[0] for field, spec in options_of(o.Deciding).items() if field in DRIVES and getattr(options, field)]:
+        output.note(f"{', '.join(idle)}: without --resume nothing is driven, so it had no effect")
     if options.json:
         output.document(decided if len(decided) != 1 else decided[0])
         return COMPLETED

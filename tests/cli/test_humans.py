@@ -39,6 +39,12 @@ def test_all_are_approved_at_once_and_driven_on(shell):
     assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
 
 
+def test_options_that_only_a_driver_reads_are_said_to_have_done_nothing(shell):
+    shell.run(TWO, DONE)
+    done = shell("approve", "one", "--all", "--model", "offline", "--max-turns", "3")
+    assert (done.code, "--model, --max-turns: without --resume nothing is driven" in done.err) == (exits.COMPLETED, True)
+
+
 def test_a_call_is_named_in_its_place_or_by_option_but_not_as_two(shell):
     shell.run(TWO, DONE)
     assert "several calls" in shell("approve", "one", "t1.1", "--call", "t1.2").error
