@@ -25,6 +25,7 @@ DOORS = {
     "rich": {"runtime/cli/"},
     "openai": {"runtime/providers/"},
     "anthropic": {"runtime/providers/"},
+    "genai_prices": {"runtime/prices.py"},
 }
 
 

@@ -40,7 +40,12 @@ class Driving(Common):
 
     docs: tuple[str, ...] = option("--docs", "DIR", "answer from the documents in this folder; may be given several times", group=AGENT, many=True)
     agent: str | None = option("--agent", "MODULE:NAME", "your own agent (or REFOLD_AGENT, or a name from [tool.refold.agents])", group=AGENT)
-    model: str | None = option("--model", "SPEC", "offline, or script:FILE which plays turns from a file (or REFOLD_MODEL)", group=AGENT)
+    model: str | None = option(
+        "--model",
+        "SPEC",
+        "offline, script:FILE which plays turns from a file, openai:NAME, openai-chat:NAME, deepseek:NAME or anthropic:NAME (or REFOLD_MODEL)",
+        group=AGENT,
+    )
     base_url: str | None = option("--base-url", "URL", "where the provider is reached", group=AGENT)
     settings: tuple[str, ...] = option(
         "--set", "KEY=VALUE", "a setting, such as budgets.max_turns=6, policy.on_tool_error=stop, model.stream=false", group=AGENT, many=True

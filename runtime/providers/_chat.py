@@ -1,0 +1,210 @@
+"""The reply of Chat Completions, from its chunks or in one piece, as parts.
+
+Apart from the request, because here live the habits of real servers: ids and names repeated in every delta, indexes that begin at one, are missing or are always
+zero, usage in the middle, reasoning under three names, several choices, errors inside a 200.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from refold.events.words import StopReason
+from refold.projections.messages import Message
+from refold.runtime import ports as p
+from refold.runtime.providers import _history as history
+from refold.runtime.providers._errors import Origin, reported
+from refold.runtime.providers._openai import WHOLE
+from refold.runtime.providers._usage import cost_usd, count
+
+API: Final = "openai.chat"
+STOPS: Final[dict[str, StopReason]] = {
+    "stop": "stop",
+    "eos": "stop",
+    "end_turn": "stop",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "content_filter": "content_filter",
+    "refusal": "refusal",
+}
+BROKEN: Final = ("error", "insufficient_system_resource", "abort", "cancelled")
+"""Reasons to stop that are none: the server gave up."""
+REASONING: Final = ("reasoning_content", "reasoning")
+
+
+class ChatReply:
+    """Takes the chunks of one reply and gives parts; `end` gives the rest, and `Finished` where the reply was complete."""
+
+    def __init__(self, model: str, origin: Origin) -> None:
+        self._model, self._origin = model, origin
+        self._calls: list[_Call] = []
+        self._by_key: dict[Any, _Call] = {}
+        self._reasoning: list[str] = []
+        self._details: list[dict[str, Any]] = []
+        self._stop = ""
+        self.marked = False
+        """Whether the server's end marker came."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the model gave a reason to stop."""
+        return bool(self._stop)
+
+    def take(self, chunk: dict[str, Any], name: str) -> Iterator[p.Part]:
+        """The parts of one more chunk, or of the reply in one piece. Raises ModelError for an error inside it."""
+        whole = name == WHOLE
+        if name == "error" or (whole and "choices" not in chunk) or (chunk.get("error") and not (whole and chunk["choices"])):
+            raise reported(chunk, self._origin, mid_stream=not whole)
+        groq = chunk.get("x_groq")
+        usage = chunk.get("usage") or (groq.get("usage") if isinstance(groq, dict) else None)
+        for choice in chunk.get("choices") or []:
+            if isinstance(choice, dict) and (choice.get("index") or 0) == 0:
+                yield from self._choice(choice, whole)
+                break
+        if isinstance(usage, dict):
+            yield _usage(usage)
+        if whole:
+            self.marked = True
+
+    def _choice(self, choice: dict[str, Any], whole: bool) -> Iterator[p.Part]:
+        said = choice.get("message" if whole else "delta") or choice.get("delta") or {}
+        text, thought = _content(said.get("content"))
+        thought += self._reasoned(said)
+        if thought:
+            yield p.ReasoningDelta(text=thought)
+        if text:
+            yield p.TextDelta(text=text)
+        if refusal := said.get("refusal"):
+            yield p.Refusal(text=str(refusal))
+        for place, piece in enumerate(said.get("tool_calls") or []):
+            yield from self._piece(piece, place if whole else piece.get("index"))
+        stop = choice.get("finish_reason")
+        if stop in BROKEN:
+            raise reported({"type": stop, "message": f"the server gave up ({stop})"}, self._origin, mid_stream=not whole, retryable=True)
+        if stop:
+            self._stop = str(stop)
+
+    def _reasoned(self, said: dict[str, Any]) -> str:
+        """What is shown of the reasoning, under whichever name; what the server wants back of it is kept."""
+        details = [each for each in said.get("reasoning_details") or [] if isinstance(each, dict)]
+        for each in details:
+            _merge(self._details, each)
+        for name in REASONING:
+            if isinstance(shown := said.get(name), str) and shown:
+                if name == "reasoning_content":
+                    self._reasoning.append(shown)
+                return shown
+        return "".join(str(each.get("text") or each.get("summary") or "") for each in details)
+
+    def _piece(self, piece: dict[str, Any], index: int | None) -> Iterator[p.Part]:
+        """More of a call: of the one with its index, unless it has another id; without an index, of the one with its id, else of the last."""
+        function = piece.get("function") or piece.get("custom") or {}
+        identifier, name = str(piece.get("id") or ""), str(function.get("name") or "")
+        arguments = function.get("arguments", function.get("input"))
+        text = arguments if isinstance(arguments, str) else "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+        call = self._found(index, identifier, name)
+        if call is None:
+            call = _Call(len(self._calls), identifier)
+            self._calls.append(call)
+        self._by_key[identifier if index is None else index] = call
+        call.extra |= {key: value for key, value in piece.items() if key == "extra_content"}
+        call.id = call.id or identifier
+        call.name += name if name != call.name else ""
+        if not call.opened and (call.name or text):
+            call.opened = True
+            yield p.ToolCallOpened(index=call.index, name=call.name, id=call.id)
+        if text:
+            call.arguments.append(text)
+            yield p.ArgumentsDelta(index=call.index, text=text)
+
+    def _found(self, index: int | None, identifier: str, name: str) -> "_Call | None":
+        if index is None and not identifier:
+            last = self._calls[-1] if self._calls else None
+            return None if last is not None and name and last.arguments else last
+        call = self._by_key.get(identifier if index is None else index)
+        return None if call is not None and identifier and call.id and identifier != call.id else call
+
+    def end(self) -> Iterator[p.Part]:
+        """What follows the last chunk; no `Finished` where the stream broke off."""
+        if not self._stop and not self.marked:
+            return
+        for call in self._calls:
+            yield p.ToolCallReady(index=call.index, name=call.name, arguments="".join(call.arguments), id=call.id)
+        if item := self._wanted_back():
+            yield p.OpaqueItem(item=history.kept(API, self._model, item))
+        stop = STOPS.get(self._stop, "unknown")
+        yield p.Finished(stop_reason="tool_calls" if stop == "stop" and self._calls else stop, provider_stop_reason=self._stop)
+
+    def _wanted_back(self) -> dict[str, Any]:
+        """Reasoning that belongs to calls, details and signatures, under the names they came by."""
+        item: dict[str, Any] = {}
+        if self._reasoning and self._calls:
+            item["reasoning_content"] = "".join(self._reasoning)
+        if self._details:
+            item["reasoning_details"] = self._details
+        if any(call.extra for call in self._calls):
+            item["calls"] = [call.extra for call in self._calls]
+        return item
+
+
+class _Call:
+    """A call that is being received."""
+
+    def __init__(self, index: int, identifier: str) -> None:
+        self.index, self.id, self.name = index, identifier, ""
+        self.arguments: list[str] = []
+        self.extra: dict[str, Any] = {}
+        self.opened = False
+
+
+def returned(message: Message, model: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What goes back with an assistant's message, and with each of its calls: fields that the same model sent."""
+    fields: dict[str, Any] = {}
+    for _, item in history.given_back(message, API, model):
+        fields |= item
+    of_calls = fields.pop("calls", [])
+    return fields, of_calls
+
+
+def _content(content: Any) -> tuple[str, str]:
+    """Text and reasoning of a content, which is text or a list of typed pieces."""
+    if isinstance(content, str):
+        return content, ""
+    text = thought = ""
+    for piece in content if isinstance(content, list) else []:
+        if isinstance(piece, dict) and piece.get("type") == "thinking":
+            thought += "".join(str(each.get("text") or "") for each in piece.get("thinking") or [] if isinstance(each, dict))
+        elif isinstance(piece, dict) and isinstance(piece.get("text"), str):
+            text += piece["text"]
+    return text, thought
+
+
+def _merge(details: list[dict[str, Any]], more: dict[str, Any]) -> None:
+    """One more reasoning detail; pieces of one text or summary become one detail, as they were before they were streamed."""
+    last = details[-1] if details else {}
+    for field in ("text", "summary"):
+        if (
+            isinstance(last.get(field), str)
+            and isinstance(more.get(field), str)
+            and last.get("type") == more.get("type")
+            and last.get("index") == more.get("index")
+        ):
+            details[-1] = last | {key: value for key, value in more.items() if value is not None} | {field: last[field] + more[field]}
+            return
+    details.append(more)
+
+
+def _usage(usage: dict[str, Any]) -> p.UsageUpdated:
+    """Totals; what was read from a cache is a part of the input, under the name that the server has for it."""
+    prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    cached = next((each for each in (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens")) if each is not None), 0)
+    return p.UsageUpdated(
+        input_tokens=count(usage.get("prompt_tokens")),
+        output_tokens=count(usage.get("completion_tokens")),
+        cached_input_tokens=count(cached),
+        cache_write_tokens=count(prompt.get("cache_write_tokens")),
+        reasoning_tokens=count(completion.get("reasoning_tokens") if completion else usage.get("reasoning_tokens")),
+        cost_usd=cost_usd(usage.get("cost")),
+    )
