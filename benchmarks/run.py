@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from refold.fsm.decide import decide
 from refold.fsm.fold import fold
 from refold.fsm.machine import Cursor, fire, fire_compiled
 from refold.projections.run import Run, replace
+from refold.runtime import ports as p
 from refold.runtime.agent import Agent
+from refold.runtime.live import Feed
+from refold.runtime.redaction import Shown
 
 NO_LIMITS = refold.Budgets(max_turns=None, max_tool_calls=None, max_tokens=None, max_cost_usd=None, timeout_s=None)
 KILLED = """
@@ -234,6 +238,72 @@ def runs_a_second(folder: Path) -> None:
         show(f"runs of 10 turns a second, {number} at once, FULL", f"{number / took:6.1f}")
 
 
+# -- streaming
+
+
+class Talker:
+    """A model that says so many words, and lets the loop go round behind each, as one does that waits for the network."""
+
+    spec = "talker"
+
+    def __init__(self, deltas: int) -> None:
+        self.deltas = deltas
+
+    async def stream(self, _: Any) -> AsyncIterator[p.Part]:
+        for n in range(self.deltas):
+            yield p.TextDelta(text=f"word {n % 100} ")
+            await asyncio.sleep(0)
+        yield p.UsageUpdated(input_tokens=10, output_tokens=self.deltas)
+        yield p.Finished(stop_reason="stop")
+
+
+async def alone(model: Talker) -> None:
+    """The model, and nobody who assembles."""
+    async for _ in model.stream(None):
+        pass
+
+
+async def read_by(model: Talker, readers: int) -> None:
+    """A run whose stream so many read."""
+    store = refold.open_store("memory:")
+    running = asyncio.ensure_future(refold.Agent(model=model, budgets=NO_LIMITS).run("Talk.", store=store, run_id="r"))
+    await asyncio.sleep(0)
+    await asyncio.gather(running, *(read(store) for _ in range(readers)))
+
+
+async def read(store: refold.Store) -> None:
+    async for _ in store.watch("r"):
+        pass
+
+
+def streaming(_: Path) -> None:
+    deltas = 2_000
+    print(f"\na text delta from the model to a reader, microseconds of CPU beyond the model ({deltas:,} a turn)")
+
+    def each(play: Callable[[Talker], Coroutine[Any, Any, None]]) -> float:
+        one, all_ = (min(cpu(lambda n=n: asyncio.run(play(Talker(n)))) for _ in range(7)) for n in (1, deltas))  # type: ignore[misc]
+        return (all_ - one) / deltas * 1e6
+
+    model = each(alone)
+    for readers in (0, 1, 4):
+        show(f"  {readers} reader{'s' * (readers != 1)}", f"{each(lambda talker, readers=readers: read_by(talker, readers)) - model:6.2f}")  # type: ignore[misc]
+    for parts in (20_000, 100_000):
+        tracemalloc.start()
+        feed = Feed()
+        shown = Shown(refold.Agent(model=Talker(0)).consults().redaction, feed)
+        for n in range(parts):
+            shown.take(p.TextDelta(text=f"word {n % 100} "))
+        show(f"  kept for readers after {parts:,} deltas", f"{tracemalloc.get_traced_memory()[0] / 1e6:6.2f} MB")
+        tracemalloc.stop()
+
+
+def cpu(action: Callable[[], Any]) -> float:
+    """Seconds of CPU that it takes."""
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
 # -- starting
 
 
@@ -254,7 +324,7 @@ def child(code: str) -> None:
 
 
 def main() -> None:
-    parts = {"fold": folding, "append": appending, "runs": whole_runs, "kill": after_a_kill, "many": runs_a_second}
+    parts = {"fold": folding, "append": appending, "runs": whole_runs, "kill": after_a_kill, "many": runs_a_second, "stream": streaming}
     parser = argparse.ArgumentParser(description="What refold costs.")
     parser.add_argument("part", nargs="*", choices=[*parts, "transition", "start", []], help="only these (default: all)")
     wanted = parser.parse_args().part or [*parts, "transition", "start"]

@@ -2,35 +2,25 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
-import msgspec
-
 from refold.events import facts as f, settings as recorded
-from refold.events.codec import Record
 from refold.fsm.guards import ASK_USER
 from refold.fsm.revisions import ENGINE
 from refold.projections.run import Run
 from refold.runtime import consults as c, models, ports as p
-from refold.runtime.driver import Driver
+from refold.runtime.driver import Driver, RunExists
 from refold.runtime.journal import Journal, continuation
+from refold.runtime.live import START, Feed, Shown as Shown, Streamed as Streamed
 from refold.runtime.performing import Cast
 from refold.runtime.redaction import Redaction, Redactor
 from refold.runtime.result import Result, result_of
 from refold.runtime.settings import Budgets, Policy, recorded_as
-from refold.runtime.store import Store
+from refold.runtime.store import NotAsked, Store
 from refold.runtime.text import visible, whole
 from refold.runtime.tools import Tool, tool
-
-Shown = p.Part | Record
-
-
-class Streamed(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a stream gives. `cursor` is the position of the last committed record and the number of parts since: (position, 0) is the record itself."""
-
-    cursor: tuple[int, int]
-    what: Shown
 
 
 class OtherAgent(ValueError):
@@ -92,12 +82,10 @@ class Agent:
         """
         goal = checked_goal(goal)
         ids = p.RandomIds()
-        journal = Journal(store.log, checked_id(run_id) if run_id is not None else ids.run_id(), heard=heard, own_loop=own_loop)
+        journal = Journal(store.log, checked_id(run_id) if run_id is not None else ids.run_id(), own_loop=own_loop)
         model = self._model(None)
         begin = f.RunStarted(goal=goal, setup=self.declared(seed=ids.seed(), model=model))
-        driver = Driver(journal, self._cast(model, heard))
-        await driver.drive((begin,))
-        return result_of(store, journal.run, lost=driver.lost)
+        return await self._driven(store, journal, model, heard, begin=(begin,))
 
     async def resume(self, run_id: str, *, store: Store, heard: Callable[[Shown], None] | None = None, own_loop: bool = False) -> Result:
         """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is.
@@ -108,10 +96,7 @@ class Agent:
         if journal.run.state == "done" or (_still_waits(journal.run) and not self.consults(journal.run.begun).void(journal.run)):
             return result_of(store, journal.run)
         self._check_tools(journal.run)
-        journal.heard = heard
-        driver = Driver(journal, self._cast(self._model(journal.run.begun), heard, journal.run.begun))
-        await driver.drive()
-        return result_of(store, journal.run, lost=driver.lost)
+        return await self._driven(store, journal, self._model(journal.run.begun), heard, setup=journal.run.begun)
 
     async def continue_run(
         self, run_id: str, message: str = "", *, store: Store, new_id: str | None = None, heard: Callable[[Shown], None] | None = None, own_loop: bool = False
@@ -121,12 +106,11 @@ class Agent:
         if parent.state != "done":
             raise NotEnded(f"run {run_id} has not ended ({parent.status}): resume it, or say something to it")
         ids = p.RandomIds()
-        journal = Journal(store.log, checked_id(new_id) if new_id is not None else ids.run_id(), heard=heard, own_loop=own_loop)
+        journal = Journal(store.log, checked_id(new_id) if new_id is not None else ids.run_id(), own_loop=own_loop)
         model = self._model(parent.begun)
         said = checked_goal(message) if message else ""
-        driver = Driver(journal, self._cast(model, heard))
-        await driver.drive((continuation(store.log, parent, said, self.declared(seed=ids.seed(), model=model)),))
-        return result_of(store, journal.run, lost=driver.lost)
+        begin = continuation(store.log, parent, said, self.declared(seed=ids.seed(), model=model))
+        return await self._driven(store, journal, model, heard, begin=(begin,))
 
     def continue_run_sync(self, run_id: str, message: str = "", *, store: Store, new_id: str | None = None) -> Result:
         """`continue_run` for scripts. Raises RuntimeError inside a running event loop."""
@@ -142,25 +126,46 @@ class Agent:
 
     async def stream(
         self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "continue"
-    ) -> AsyncIterator[Streamed]:
-        """Run, giving live parts and committed records as they come, in one order.
+    ) -> AsyncGenerator[Streamed, None]:
+        """Run, giving live parts and committed records as they come, in one order, until the run ends or waits for a human. Raises what `run` raises.
 
-        Where whoever listens goes away, the run goes on without (`continue`) or is cancelled (`cancel`).
+        A reader that is slow misses parts, never records, and is told so (`Dropped`); `store.watch` goes on behind any cursor. Where whoever listens goes away,
+        the run goes on without (`continue`) or is cancelled (`cancel`): at once where the generator is closed (`contextlib.aclosing`), else when it is collected.
         """
-        queue: asyncio.Queue[Streamed | None] = asyncio.Queue()
         given = checked_id(run_id) if run_id is not None else p.RandomIds().run_id()
-        running = asyncio.get_running_loop().create_task(self.run(goal, store=store, run_id=given, heard=_numbered(queue)))
+        if run_id is not None and store.log.head(given) is not None:
+            raise RunExists(f"there is already a run {given}; choose another id, or watch it")
+        feed, cursor = Feed(), START
+        running = asyncio.get_running_loop().create_task(self.run(goal, store=store, run_id=given, heard=feed))
         _GOING_ON.add(running)
         running.add_done_callback(_GOING_ON.discard)
-        running.add_done_callback(lambda _: queue.put_nowait(None))
+        running.add_done_callback(lambda _: feed.close())
         try:
-            while (streamed := await queue.get()) is not None:
-                yield streamed
+            while (batch := await feed.more(store.log, given, cursor)) is not None:
+                for streamed in batch:
+                    cursor = streamed.cursor
+                    yield streamed
             await running
         finally:
-            if not running.done() and on_disconnect == "cancel":
-                await store.cancel(given, "nobody listens any more")
-                await asyncio.wait({running})
+            if on_disconnect == "cancel" and (not running.done() or running.cancelled()) and await feed.more(store.log, given, START) is not None:
+                await _ended(store, given, running)
+
+    async def _driven(
+        self,
+        store: Store,
+        journal: Journal,
+        model: p.Model,
+        heard: Callable[[Shown], None] | None,
+        *,
+        begin: Sequence[f.Input] = (),
+        setup: f.Setup | None = None,
+    ) -> Result:
+        """Drive a run, for everybody who reads along."""
+        with store.live.on_air(journal.run, heard) as feed:
+            journal.heard = feed
+            driver = Driver(journal, self._cast(model, feed, setup))
+            await driver.drive(begin)
+        return result_of(store, journal.run, lost=driver.lost)
 
     # -- what a run is begun and driven with
 
@@ -185,8 +190,8 @@ class Agent:
             redaction=Redaction.of(self.redactors),
         )
 
-    def _cast(self, model: p.Model, heard: Callable[[Shown], None] | None, setup: f.Setup | None = None) -> Cast:
-        return Cast(model=model, consults=self.consults(setup), clock=p.SystemClock(), show=heard or _nobody)
+    def _cast(self, model: p.Model, heard: Callable[[Shown], None], setup: f.Setup | None = None) -> Cast:
+        return Cast(model=model, consults=self.consults(setup), clock=p.SystemClock(), show=heard)
 
     def _model(self, setup: f.Setup | None) -> p.Model:
         """The agent's own model; else the one the run was begun with; else the default."""
@@ -241,20 +246,23 @@ def _still_waits(run: Run) -> bool:
     return run.waits and not any(call.phase == "waiting" and call.expires_at is not None and call.expires_at <= now for call in run.calls)
 
 
-def _numbered(queue: "asyncio.Queue[Streamed | None]") -> Callable[[Shown], None]:
-    """A listener that puts what it hears into the queue, with its cursor."""
-    position = index = 0
+async def _ended(store: Store, run_id: str, running: "asyncio.Task[Result]") -> None:
+    """End a run to which nobody listens any more."""
+    reason = "nobody listens any more"
 
-    def hear(what: Shown) -> None:
-        nonlocal position, index
-        position, index = (what.position, 0) if isinstance(what, Record) else (position, index + 1)
-        queue.put_nowait(Streamed(cursor=(position, index), what=what))
+    def if_parked(task: "asyncio.Task[Result]") -> None:
+        if task.cancelled():  # the loop ends, and would leave the run as it is: there is no later moment
+            with suppress(NotAsked):
+                store.cancel_sync(run_id, reason)
 
-    return hear
-
-
-def _nobody(_: Shown) -> None:
-    """Nobody listens."""
+    if running.done():
+        if_parked(running)
+        return
+    running.add_done_callback(if_parked)
+    if not running.cancelling():
+        with suppress(NotAsked):  # it has just ended by itself
+            await store.cancel(run_id, reason)
+    await asyncio.wait({running})
 
 
 def _outside_loop(verb: str, make: Callable[[], Any]) -> Result:

@@ -136,6 +136,8 @@ RETRY_AFTER_MAX_S: Final = 10**9
 
 def checked(part: object) -> Part:
     """A part whose fields are what its type says. Raises ModelError: an adapter that gives anything else has failed."""
+    if type(part) is TextDelta and type(part.text) is str:
+        return part  # most of them, by far
     if not isinstance(part, Part):
         raise ModelError("malformed_part", f"the model gave a {type(part).__name__}, which is no part of a stream", retryable=False)
     try:

@@ -7,8 +7,7 @@ secrets are passed by reference; what is written of it has a mark in the secret'
 import json
 import os
 import re
-import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import quote
@@ -17,42 +16,18 @@ import msgspec
 
 from refold.events import facts as f
 from refold.runtime import ports as p
+from refold.runtime.marking import ANCHORS, MARK, NAME, Passage, apart, marked, named
 from refold.runtime.outcomes import Failed, Succeeded
 from refold.runtime.text import whole
 from refold.runtime.tools import Note
 
 Redactor = Callable[[str], str]
 """Gives a text without its secrets."""
-MARK: Final = "[redacted]"
 FAILED: Final = "[redacted: a redactor failed]"
 LENGTH_MIN: Final = 8
 """Shorter values are words, and no secrets."""
 SECRET_VARIABLE: Final = re.compile(r".*(_API_KEY|_TOKEN|_SECRET|PASSWORD.*)", re.IGNORECASE)
-_NAME: Final = (
-    r"(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|passw(?:or)?d|(?:access|auth|refresh)[_-]?token|private[_-]?key|authorization|(?-i:[A-Z]_TOKEN))"
-)
-NAMED_KEY: Final = re.compile(rf".*{_NAME}", re.IGNORECASE | re.DOTALL)
-_BEFORE: Final = rf"(?:{_NAME}[\"']?\s{{0,3}}(?:=>|[:=])\s{{0,3}}[\"']?(?:(?:bearer|basic|token)\s{{1,3}})?|\b(?:bearer|basic)\s{{1,3}}|://[^\s/:@]{{1,100}}:)"
-_CHARACTER: Final = r"[^\s\"'&,;(){}\[\]<>@]"
-NAMED: Final = re.compile(rf"{_BEFORE}(?P<secret>(?!\$|(?:env|secret|ref):|\[)(?={_CHARACTER}{{0,200}}\d){_CHARACTER}{{8,}})", re.IGNORECASE)
-OPEN: Final = re.compile(rf"{_BEFORE}(?P<secret>{_CHARACTER}*)\Z", re.IGNORECASE)
-"""The same, where the text ends in the middle of it."""
-ANCHORS: Final = {
-    "secret": (0,),
-    "passw": (0,),
-    "authorization": (0,),
-    "bearer": (0,),
-    "basic": (0,),
-    "://": (0,),
-    "key": (3, 4, 7, 8),
-    "token": (2, 4, 5, 6, 7, 8),
-}
-"""What is found a hundred times quicker than the expression, and how far before it that may begin."""
-ASCII_LOWER: Final = {ord(letter): letter.lower() for letter in string.ascii_uppercase}
-CONTEXT: Final = 200
-"""Characters already shown that what comes next is read with."""
-WINDOW: Final = 4_096
-"""Characters in which a secret that is not whole yet is looked for."""
+NAMED_KEY: Final = re.compile(rf".*{NAME}", re.IGNORECASE | re.DOTALL)
 REFERENCE: Final = re.compile(r"\$.*|(env|secret|ref):.*", re.DOTALL)
 DENIED: Final = (
     "the arguments hold a secret, or the mark that stands for one, and were not passed on: name the secret (such as $NAME) and let the tool look it up"
@@ -90,14 +65,19 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """A text with marks in the place of secrets."""
+        text = self.redacted(text)
+        return marked(text, self.spans(text))
+
+    def redacted(self, text: str) -> str:
+        """A text as the redactors of the application leave it."""
         for redactor in self.redactors:
             text = _asked(redactor, text)
-        return _marked(text, self.spans(text))
+        return text
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where the secrets are that are known or named, in order, none inside another."""
         found = [match.span() for value in self.values if value in text for match in re.finditer(re.escape(value), text)]
-        return _apart([*found, *_named(text)])
+        return apart([*found, *named(text)])
 
     def value(self, value: Any) -> Any:
         """A JSON value with marks in the place of secrets: of texts in it, and of what stands under a name that says that it is one."""
@@ -172,72 +152,64 @@ class Redaction:
 
 
 class Shown:
-    """Shows the parts of one stream: a secret that comes in pieces is held back until it is whole.
+    """Shows the parts of one stream: what is shown of a text, however it comes in pieces, is together what is written of it.
 
+    What may become a secret is held back until that is settled, or until the end: parts of other kinds do not wait for it.
     With redactors of an application a text is shown line by line, since only they know what they look for.
     """
 
     def __init__(self, redaction: Redaction, show: Callable[[p.Part], None]) -> None:
         self._redaction, self._show = redaction, show
-        self._held: dict[tuple[type[p.Part], int], tuple[p.Part, str, str]] = {}
-        """By kind and call: the last part, what was shown before, what is held back."""
+        self._texts: dict[tuple[type[p.Part], int], tuple[p.Part, Passage]] = {}
+        """By kind and call: the first part, and where the text stands."""
+        self._over = False
 
     def take(self, part: p.Part) -> None:
-        """One more part."""
+        """One more part; of a stream that was given up nothing more is shown."""
+        if self._over:
+            return
         match part:
             case p.TextDelta() | p.ReasoningDelta() | p.Refusal() | p.ArgumentsDelta():
                 self._more(part)
                 return
+            case p.ToolCallOpened():
+                self._rest((p.ArgumentsDelta, part.index))
+                shown: p.Part = part
             case p.ToolCallReady():
-                shown: p.Part = msgspec.structs.replace(part, arguments=self._redaction.arguments(part.arguments))
+                self._rest((p.ArgumentsDelta, part.index))
+                shown = msgspec.structs.replace(part, arguments=self._redaction.arguments(part.arguments))
             case p.OpaqueItem():
                 shown = msgspec.structs.replace(part, item=self._redaction.value(part.item))
             case p.Malformed():
                 shown = msgspec.structs.replace(part, reason=self._redaction.text(part.reason))
             case p.Finished():
+                self._rest(*self._texts)
                 shown = msgspec.structs.replace(part, rationale=self._redaction.text(part.rationale))
             case _:
                 shown = part
-        self.end()
         self._show(shown)
 
     def end(self) -> None:
-        """Show what is held back: nothing more of it comes."""
-        held, self._held = self._held, {}
-        for part, before, text in held.values():
-            if text:
-                self._say(part, before, text)
+        """Show what is held back: nothing more comes."""
+        self._rest(*self._texts)
+        self._over = True
+
+    def _rest(self, *keys: tuple[type[p.Part], int]) -> None:
+        """Show what is held back of these: they are whole."""
+        for key in keys:
+            if (known := self._texts.pop(key, None)) is not None:
+                self._say(known[0], known[1].end())
 
     def _more(self, part: p.TextDelta | p.ReasoningDelta | p.Refusal | p.ArgumentsDelta) -> None:
-        key = type(part), getattr(part, "index", 0)
-        _, before, held = self._held.get(key, (part, "", ""))
-        held += part.text
-        safe = self._safe(before, held)
-        if safe:
-            self._say(part, before, held[:safe])
-        self._held[key] = (part, (before + held[:safe])[-CONTEXT:], held[safe:])
+        key = type(part), part.index if isinstance(part, p.ArgumentsDelta) else 0
+        if (known := self._texts.get(key)) is None:
+            redaction = self._redaction
+            known = self._texts[key] = part, Passage(redaction.values, redaction.redacted if redaction.redactors else None)
+        self._say(part, known[1].more(part.text))
 
-    def _say(self, part: Any, before: str, text: str) -> None:
-        if self._redaction.redactors:
-            self._show(msgspec.structs.replace(part, text=self._redaction.text(text)))
-            return
-        spans = [(max(0, start - len(before)), end - len(before)) for start, end in self._redaction.spans(before + text) if end > len(before)]
-        self._show(msgspec.structs.replace(part, text=_marked(text, spans)))
-
-    def _safe(self, before: str, held: str) -> int:
-        """How much of what is held back can be shown whatever comes next."""
-        if self._redaction.redactors:
-            return held.rfind("\n") + 1
-        safe = len(held)
-        for value in self._redaction.values:
-            begun = next((n for n in range(min(len(value) - 1, len(held)), 0, -1) if held.endswith(value[:n])), 0)
-            safe = min(safe, len(held) - begun)
-        window = (before + held)[-WINDOW:]
-        lower = window.lower()
-        if any(anchor in lower for anchor in ANCHORS) and (open_ := OPEN.search(window)) is not None:
-            safe = min(safe, len(held) - (open_.end() - open_.start("secret")))
-        whole = (start - len(before) for start, end in self._redaction.spans(before + held) if start < safe + len(before) < end)
-        return max(0, min(whole, default=safe))
+    def _say(self, part: Any, text: str) -> None:
+        if text:
+            self._show(part if text is part.text else msgspec.structs.replace(part, text=text))
 
 
 def _asked(redactor: Redactor, text: str) -> str:
@@ -250,20 +222,6 @@ def _asked(redactor: Redactor, text: str) -> str:
     return whole(given) if isinstance(given, str) else FAILED
 
 
-def _named(text: str) -> Iterator[tuple[int, int]]:
-    """Where secrets stand behind a name that says so."""
-    lower = text.lower()
-    if len(lower) != len(text):  # a few letters have two small ones
-        lower = text.translate(ASCII_LOWER)
-    for anchor, offsets in ANCHORS.items():
-        at = lower.find(anchor)
-        while at >= 0:
-            match = next((found for offset in offsets if at >= offset and (found := NAMED.match(text, at - offset))), None)
-            if match is not None:
-                yield match.span("secret")
-            at = lower.find(anchor, match.end() if match is not None else at + 1)
-
-
 def _is_named(key: str, value: object) -> bool:
     """Whether a value stands under a name that says that it is a secret; not where it is only a reference to one, or a sentence."""
     return (
@@ -273,20 +231,3 @@ def _is_named(key: str, value: object) -> bool:
         and not REFERENCE.fullmatch(value)
         and not re.search(r"\s", value)
     )
-
-
-def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, those that overlap joined."""
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if joined and start < joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _marked(text: str, spans: list[tuple[int, int]]) -> str:
-    for start, end in reversed(spans):
-        text = text[:start] + MARK + text[end:]
-    return text

@@ -6,7 +6,7 @@ What comes from outside is one fact in the log; whoever drives the run notices i
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from refold.events.words import RunId
 from refold.projections.run import Call, Run, replace
 from refold.runtime.consults import Consults
 from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader, this_process
+from refold.runtime.live import START, Cursor, Live, Streamed, watch
 from refold.runtime.ownership import DrivenElsewhere, taken
 from refold.runtime.ports import SystemClock
 from refold.runtime.text import visible, whole
@@ -56,6 +57,7 @@ class Store:
 
     def __init__(self, log: Log, url: str) -> None:
         self.log, self.url = log, url
+        self.live = Live()
 
     # -- reading
 
@@ -68,6 +70,14 @@ class Store:
             yield read(row.state, load)
         if not found and self.log.head(run_id) is None:
             raise UnknownRun(f"there is no run {run_id} in this store")
+
+    def watch(self, run_id: str, after: Cursor = START) -> AsyncGenerator[Streamed, None]:
+        """What `agent.stream` gives, behind a cursor that it, or this, gave before: `async for`, until the run has ended, from any process and as often as wanted.
+
+        Records come from the log, whoever drives; live parts only where the run is driven on this store, in this process: those of the open request from
+        its beginning, as far as they are kept. Raises UnknownRun, StoreUnavailable.
+        """
+        return watch(self.live, self.log, run_id, after)
 
     def runs(self) -> list[str]:
         """All run ids, in the order started."""

@@ -2,6 +2,7 @@
 
 import json
 import string
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from refold.runtime import ports as p
+from refold.runtime.marking import Passage
 from refold.runtime.redaction import FAILED, MARK, Redaction, Shown, as_written, secrets_of
+from refold.runtime.text import whole
 
 KNOWN = Redaction(values=as_written({"hush-hush 42", 'q"uo\\te/99'}))
 
@@ -149,24 +152,110 @@ def test_with_redactors_of_its_own_an_application_shows_lines():
     assert whole == "It is ....\nAnd then"
 
 
-def test_what_is_held_back_is_shown_before_what_comes_next():
+def test_what_is_held_back_is_shown_before_the_end_and_holds_up_nothing_else():
     shown: list[Any] = []
     one = Shown(KNOWN, shown.append)
     one.take(p.TextDelta(text="hush"))
     assert shown == []
-    one.take(p.ToolCallReady(index=0, name="look", arguments='{"at": "hush-hush 42"}'))
+    ready = p.ToolCallReady(index=0, name="look", arguments='{"at": "hush-hush 42"}')
+    one.take(ready)
     one.take(p.Finished(stop_reason="tool_calls"))
-    assert shown == [p.TextDelta(text="hush"), p.ToolCallReady(index=0, name="look", arguments=f'{{"at":"{MARK}"}}'), p.Finished(stop_reason="tool_calls")]
+    assert shown == [msgspec.structs.replace(ready, arguments=f'{{"at":"{MARK}"}}'), p.TextDelta(text="hush"), p.Finished(stop_reason="tool_calls")]
 
 
-PIECES = st.sampled_from([*string.ascii_lowercase[:4], "1", "api_key", "=", ": ", " ", "\n", "bearer ", "hush-hush 42", "hush-", "://", "@", "İ"])
+def test_a_secret_that_other_parts_come_between_is_never_shown():
+    # given what a provider may send in the middle of a text
+    between = [p.UsageUpdated(output_tokens=1), p.ReasoningDelta(text="hush?"), p.ToolCallOpened(index=0, name="look"), p.OpaqueItem(item=1)]
+    shown: list[Any] = []
+    one = Shown(KNOWN, shown.append)
+    # when it comes in the middle of a secret
+    for piece in ["It is hu", "sh-hush", " 4", "2, and api_key=zz", "-123456789, so"]:
+        one.take(p.TextDelta(text=piece))
+        for part in between:
+            one.take(part)
+    one.end()
+    # then the secret is marked, and the rest came at once
+    assert "".join(part.text for part in shown if isinstance(part, p.TextDelta)) == f"It is {MARK}, and api_key={MARK}, so"
+    assert [part for part in shown if isinstance(part, p.UsageUpdated)] == between[:1] * 5
+    assert shown[:2] == [p.TextDelta(text="It is "), p.UsageUpdated(output_tokens=1)]
 
 
-@given(st.lists(PIECES, max_size=40), st.integers(min_value=1, max_value=9))
-def test_what_is_shown_in_pieces_is_what_is_written(pieces, size):
+def test_the_arguments_of_a_call_come_before_the_call_as_a_whole():
+    # given an application that sees whole lines, and arguments that are none
+    shown: list[Any] = []
+    one = Shown(Redaction((lambda text: text.replace("x", "y"),)), shown.append)
+    # when
+    for part in (p.ArgumentsDelta(index=1, text='{"a'), p.ArgumentsDelta(index=0, text="x"), p.ToolCallReady(index=1, name="look", arguments='{"a": 1}')):
+        one.take(part)
+    # then
+    assert shown == [p.ArgumentsDelta(index=1, text='{"a'), p.ToolCallReady(index=1, name="look", arguments='{"a": 1}')]
+
+
+def test_a_stream_that_was_given_up_shows_nothing_more():
+    shown: list[Any] = []
+    one = Shown(KNOWN, shown.append)
+    one.take(p.TextDelta(text="hush"))
+    one.end()
+    one.take(p.TextDelta(text="-hush 42"))
+    one.take(p.Finished(stop_reason="stop"))
+    assert shown == [p.TextDelta(text="hush")]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000])
+def test_a_secret_without_an_end_is_one_mark_and_takes_little(size):
+    # given secrets that go on for a long time, and what stands directly behind the first
+    text = f"key: {'k' * 5_000} api_key={'z1' * 2_000} hush-hush 42; password={'a7' * 2_000}authorization: b123456789"
+    one = Passage(KNOWN.values, None)
+    # when they come in pieces
+    out, most = [], 0
+    for n in range(0, len(text), size):
+        out.append(one.more(text[n : n + size]))
+        most = max(most, len(one._text))
+    # then
+    assert "".join(out) + one.end() == KNOWN.text(text)
+    assert most < 2_500
+
+
+PIECES = st.sampled_from(
+    [
+        *string.ascii_lowercase[:4],
+        "1",
+        "12345678",
+        "api_key",
+        "=",
+        ": ",
+        " ",
+        "\n",
+        "bearer ",
+        "hush-hush 42",
+        "hush-",
+        "://",
+        "@",
+        "İ",
+        "X_TOKEN",
+        "\ud83d",
+        "\ude00",
+        "é",
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=40), st.data())
+def test_what_is_shown_in_pieces_is_what_is_written(pieces, data):
+    # given a text that is cut anywhere, also in the middle of a character
     text = "".join(pieces)
-    _, whole = streamed(KNOWN, [text[n : n + size] for n in range(0, len(text), size)])
-    assert whole == KNOWN.text(text)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
+    # when
+    _, shown = streamed(KNOWN, [text[start:end] for start, end in pairwise([0, *cuts, len(text)])])
+    # then
+    assert shown == KNOWN.text(whole(text))
+
+
+@given(st.lists(st.sampled_from(["ab", "a", "b", "abababab", "1"]), max_size=30), st.integers(min_value=1, max_value=9))
+def test_values_that_overlap_are_marked_as_in_the_whole(pieces, size):
+    known, text = Redaction(values=("abababab1", "abababab", "babababa")), "".join(pieces)
+    _, shown = streamed(known, [text[n : n + size] for n in range(0, len(text), size)])
+    assert shown == known.text(text)
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10))
