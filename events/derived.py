@@ -37,6 +37,12 @@ class ModelErrorObserved(FactBase, frozen=True, kw_only=True, gc=False, omit_def
     message: str
 
 
+class ModelPaused(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The provider let the response rest: what it said stays in the transcript, and the model goes on from there."""
+
+    TAG, INPUT = "model_paused", False
+
+
 class FinalRejected(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The claim does not stand: `complaints` say why, or a message of the user came first."""
 

@@ -12,6 +12,7 @@ from refold.events.derived import (
     DuplicateActionBlocked as DuplicateActionBlocked,
     FinalRejected as FinalRejected,
     ModelErrorObserved as ModelErrorObserved,
+    ModelPaused as ModelPaused,
     ModelRequested as ModelRequested,
     NoteStored as NoteStored,
     RetryScheduled as RetryScheduled,
@@ -100,6 +101,7 @@ Derived: TypeAlias = (
     ModelRequested
     | RetryScheduled
     | ModelErrorObserved
+    | ModelPaused
     | FinalRejected
     | ToolRejected
     | DuplicateActionBlocked

@@ -113,31 +113,43 @@ class UsageUpdated(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=
 
 
 class StreamCheckpointed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """What a long stream said since the last checkpoint."""
+    """What a long stream said since the last checkpoint; `calls` hold what came of their arguments since, and `usage` totals of the open request."""
 
     TAG, INPUT = "stream_checkpointed", True
     text: str = ""
     reasoning: str = ""
+    calls: tuple[ProposedCall, ...] = ()
     usage: Usage | None = None
 
 
 class ModelFailed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """The provider failed to answer; `text` is what had arrived of a stream that broke, kept apart from the retry."""
+    """The provider failed to answer. `text`, `reasoning` and `calls` are what had arrived of a stream that broke: kept apart from the retry, shown to no model, never run.
+
+    `usage` is what the provider had reported, `unreported` an estimate of what came on top.
+    """
 
     TAG, INPUT = "model_failed", True
     error: ErrorInfo
     text: str = ""
+    reasoning: str = ""
+    calls: tuple[ProposedCall, ...] = ()
     usage: Usage | None = None
+    unreported: Usage | None = None
     elapsed_us: int = 0
 
 
 class ModelInterrupted(ModelOutput, frozen=True, kw_only=True, omit_defaults=True):
-    """A response that cannot be acted on: cut short by us (`cancelled`, `limit`), by its length (`length`), withheld (`filtered`), or no legal turn (`invalid`)."""
+    """A response that cannot be acted on.
+
+    Cut short by us (`cancelled`, `limit`) or by its length (`length`), withheld (`filtered`), no legal turn (`invalid`), not at its end (`paused`),
+    or the request was more than the model can read (`overflow`). `unreported` is an estimate of what one that we cut used beyond what was reported.
+    """
 
     TAG, INPUT = "model_interrupted", True
-    cause: Literal["cancelled", "limit", "length", "filtered", "invalid"]
+    cause: Literal["cancelled", "limit", "length", "filtered", "invalid", "paused", "overflow"]
     detail: str = ""
     limit: Reason | None = None
+    unreported: Usage | None = None
 
 
 class FinalProposed(ModelOutput, frozen=True, kw_only=True, omit_defaults=True):

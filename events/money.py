@@ -3,7 +3,7 @@
 A float would make 0.1 + 0.2 into 0.30000000000000004 and a budget of 0.3 into a riddle.
 """
 
-from decimal import Context, Decimal
+from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Final
 
 _EXACT: Final = Context(prec=1000)
@@ -22,9 +22,26 @@ def add(left: str, right: str) -> str:
     return plain(_EXACT.add(Decimal(left), Decimal(right)))
 
 
+def subtract(left: str, right: str) -> str:
+    """The exact difference of two amounts."""
+    return plain(_EXACT.subtract(Decimal(left), Decimal(right)))
+
+
 def at_least(amount: str, limit: str) -> bool:
     """Whether `amount` has reached `limit`."""
     return Decimal(amount) >= Decimal(limit)
+
+
+def largest(*amounts: str) -> str:
+    """The largest of some amounts."""
+    return plain(max(map(Decimal, amounts)))
+
+
+def tokens_for(amount: str, price: str) -> int | None:
+    """How many whole tokens an amount pays at `price` for a million, below zero where it is; None where they are free."""
+    if not Decimal(price):
+        return None if Decimal(amount) >= 0 else -1
+    return int(_EXACT.divide(_EXACT.scaleb(Decimal(amount), 6), Decimal(price)).to_integral_value(ROUND_FLOOR, _EXACT))
 
 
 def per_million(tokens: int, price: str) -> str:

@@ -46,6 +46,8 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: str
     cached_input: str | None = None
     cache_write: str | None = None
+    source: str = ""
+    """The price list, with its version."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -24,24 +24,28 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 def classify(response: Response, turn: int) -> f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted:
     """The input fact that a complete response is. Calls are named by their place: `t3.2`."""
-    output = _placed(response.output, turn)
+    output = msgspec.structs.replace(response.output, calls=placed(response.output.calls, turn))
     fields = fields_of(output)
     if output.stop_reason == "content_filter":
         return f.ModelInterrupted(cause="filtered", detail="the provider's content filter withheld the response", **fields)
     if output.stop_reason == "context_overflow":
-        return f.ModelInterrupted(cause="invalid", detail="the request was longer than the model can read", **fields)
+        return f.ModelInterrupted(cause="overflow", detail="the provider stopped the response there", **fields)
     if output.calls and output.stop_reason == "length":
         return f.ModelInterrupted(
             cause="length", detail="the response was cut off at the output limit, so none of its calls was run; call again with smaller arguments", **fields
         )
     if (fault := _fault(response)) is not None:
         return f.ModelInterrupted(cause="invalid", detail=fault, **fields)
-    return f.ToolCallsRequested(**fields) if output.calls else f.FinalProposed(**fields)
+    if output.calls:
+        return f.ToolCallsRequested(**fields)
+    if output.stop_reason == "pause":
+        return f.ModelInterrupted(cause="paused", detail="the provider paused the response, and is asked to go on", **fields)
+    return f.FinalProposed(**fields)
 
 
-def _placed(output: f.ModelOutput, turn: int) -> f.ModelOutput:
-    calls = tuple(msgspec.structs.replace(call, id=CallId(f"t{turn}.{n}")) for n, call in enumerate(output.calls, 1))
-    return msgspec.structs.replace(output, calls=calls)
+def placed(calls: tuple[f.ProposedCall, ...], turn: int) -> tuple[f.ProposedCall, ...]:
+    """Calls named by their place."""
+    return tuple(msgspec.structs.replace(call, id=CallId(f"t{turn}.{n}")) for n, call in enumerate(calls, 1))
 
 
 def _fault(response: Response) -> str | None:
@@ -55,7 +59,8 @@ def _fault(response: Response) -> str | None:
     twice = next((name for n, name in enumerate(named) if name in named[:n]), None)
     if twice is not None:
         return f"two calls of the response have the id {twice[:80]!r}; none of its calls was run"
-    if not output.calls and not visible(output.text) and not output.refusal and output.stop_reason != "refusal":
+    said = visible(output.text) or output.refusal or (output.opaque and output.stop_reason == "pause")
+    if not output.calls and not said and output.stop_reason != "refusal":
         return "the response was empty: neither an answer nor a tool call"
     return None
 
@@ -93,8 +98,19 @@ def _interrupted(run: Run, output: f.ModelInterrupted) -> f.Derived:
             return f.ModelErrorObserved(kind="filtered", message=_to_model(output.detail))
         case "length":
             return f.ModelErrorObserved(kind="length", message=_to_model(output.detail))
+        case "paused":
+            return f.ModelPaused()
+        case "overflow":
+            return overflowed(output.detail)
         case "cancelled" | "invalid":
             return f.ModelErrorObserved(kind="invalid_turn", message=_to_model(output.detail))
+
+
+def overflowed(words: str) -> f.RunFailed:
+    """The end of a run whose request was more than the model can read: nothing can be left out yet, and asking again would change nothing."""
+    return f.RunFailed(
+        reason="provider", detail=f"the request was longer than the model's window ({words}); continue with a model that reads more, or begin anew"
+    )
 
 
 def _to_model(fault: str) -> str:

@@ -5,6 +5,7 @@ They add up the records once more, by other code than the fold's, so that the tw
 
 from decimal import Decimal
 from fractions import Fraction
+from math import floor
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from refold.fsm import limits
 from refold.fsm.calls import TOOL_ERRORS
 from refold.fsm.history import NONE_YET, History, Settings, Sign, Signs, broken, in_force
 from refold.fsm.repeats import NOTHING_DECIDED, decided, repeating
+from refold.projections.revisions import rules_of
 
 MILLION: Final = 1_000_000
 
@@ -42,6 +44,15 @@ class Sums(msgspec.Struct, kw_only=True):
     """Whether its process was."""
     estimate: int = 0
     price: f.Price | None = None
+    settles: bool = False
+    """Whether what is known of a stream counts under the run's rules, and what a lost request is estimated at."""
+    reserves: bool = False
+    on_the_way: f.Usage | None = None
+    """What the open response reported so far."""
+    streamed: int = 0
+    """Bytes of it that were written down,"""
+    since: int = 0
+    """and those behind its last report."""
 
     @property
     def tokens(self) -> int:
@@ -53,7 +64,10 @@ def count(sums: Sums, record: Record) -> None:
     match record.fact:
         case f.RunStarted(setup=setup) | f.RunContinued(setup=setup):
             sums.price = setup.price
-        case f.DriverAttached() | f.RunForked():
+            sums.settles, sums.reserves = rules_of(setup.engine).settles, rules_of(setup.engine).reserves
+        case f.DriverAttached():
+            if sums.asked and not sums.lost:
+                _book_lost(sums)
             sums.lost = sums.asked
         case f.ModelRequested(estimated_input_tokens=estimate):
             sums.requests += not sums.lost
@@ -63,10 +77,19 @@ def count(sums: Sums, record: Record) -> None:
             sums.asked, sums.lost, sums.estimate = True, False, estimate
             if anew:
                 sums.started = {}
-        case f.ModelFailed(usage=usage, text=text, elapsed_us=elapsed_us):
-            _book(sums, usage, text, elapsed_us)
+        case f.UsageUpdated(usage=usage):
+            sums.on_the_way, sums.since = usage, 0
+        case f.StreamCheckpointed(usage=usage) as checkpoint:
+            sums.streamed += _bytes(checkpoint)
+            sums.since += _bytes(checkpoint)
+            if usage is not None:
+                sums.on_the_way, sums.since = usage, 0
+        case f.ModelFailed() as failed:
+            _book(sums, failed.usage, failed.unreported, _bytes(failed) if sums.settles else len(_encoded(failed.text)), failed.elapsed_us)
         case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted() as output:
-            _book(sums, output.usage, "".join((output.text, *(call.arguments_text for call in output.calls))), output.elapsed_us)
+            unreported = output.unreported if isinstance(output, f.ModelInterrupted) else None
+            said = _bytes(output) if sums.settles else sum(map(len, map(_encoded, (output.text, *(call.arguments_text for call in output.calls)))))
+            _book(sums, output.usage, unreported, said, output.elapsed_us)
         case f.ToolStarted(call=call):
             sums.calls += call not in sums.started
             sums.started[call] = sums.started.get(call, 0) + 1
@@ -76,12 +99,46 @@ def count(sums: Sums, record: Record) -> None:
             pass
 
 
-def _book(sums: Sums, usage: f.Usage | None, said: str, elapsed_us: int) -> None:
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _bytes(fact: f.StreamCheckpointed | f.ModelFailed | f.ModelOutput) -> int:
+    """How much a model wrote."""
+    arguments = "".join(call.arguments_text for call in fact.calls)
+    return len(_encoded(fact.text + fact.reasoning + arguments + getattr(fact, "refusal", "")))
+
+
+def _book(sums: Sums, usage: f.Usage | None, unreported: f.Usage | None, said: int, elapsed_us: int) -> None:
     sums.asked = sums.lost = False
+    sums.on_the_way, sums.streamed, sums.since = None, 0, 0
     sums.active_us += elapsed_us
-    if usage is None:
-        sums.estimated_tokens += sums.estimate + (len(said.encode("utf-8", "replace")) + 3) // 4
-        return
+    if usage is None and unreported is None:
+        unreported = f.Usage(input_tokens=sums.estimate, output_tokens=(said + 3) // 4, estimated=True, cost_usd=None if sums.settles else "0")
+    for each in (usage, unreported):
+        if each is not None:
+            _add(sums, each)
+
+
+def _book_lost(sums: Sums) -> None:
+    """A request whose process is gone: at least what is known of it."""
+    known = sums.on_the_way or f.Usage()
+    read = max(sums.estimate, known.input_tokens)
+    written = max((sums.streamed + 3) // 4, known.output_tokens + (sums.since + 3) // 4)
+    sums.on_the_way, sums.streamed, sums.since = None, 0, 0
+    if sums.settles:
+        _add(sums, msgspec.structs.replace(known, input_tokens=read, output_tokens=written, estimated=True))
+
+
+def _on_the_way(sums: Sums) -> Sums:
+    """The sums with what the open response reported."""
+    added = msgspec.structs.replace(sums)
+    if sums.settles and sums.on_the_way is not None:
+        _add(added, sums.on_the_way)
+    return added
+
+
+def _add(sums: Sums, usage: f.Usage) -> None:
     if usage.estimated:
         sums.estimated_tokens += usage.input_tokens + usage.output_tokens
     else:
@@ -204,6 +261,8 @@ def _cause(fact: f.Fact, position: int, policy: Policy) -> tuple[Reason, str] | 
             return "provider", f"{error.type} at {position}"
         case f.ModelErrorObserved(kind="attempts_used_up"):
             return "max_provider_retries", f"the attempts were used up at {position}"
+        case f.ModelInterrupted(cause="overflow"):
+            return "provider", f"more than the model can read at {position}"
         case f.ModelInterrupted(cause="limit", limit=limit):
             return limit or "timeout_s", f"the response was cut at {position}"
         case f.ModelInterrupted(cause="filtered") | f.FinalProposed(stop_reason="refusal"):
@@ -235,8 +294,13 @@ def _used_up(reason: Reason, history: History, record: Record, sums: Sums, setti
             # What the next request would have read is in no record, so here the fold has to be asked.
             stamp = Stamp(at=record.at, driver=record.driver)
             return exceeded.detail if history.folded_whole and (exceeded := limits.tokens(history.run, stamp)) is not None else ""
-        case "max_cost_usd" if budgets.max_cost_usd is not None and sums.cost_usd >= Fraction(budgets.max_cost_usd):
-            return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
+        case "max_cost_usd" if budgets.max_cost_usd is not None:
+            if sums.cost_usd >= Fraction(budgets.max_cost_usd):
+                return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
+            if sums.reserves and sums.price is not None and _was_the_last(history, record):
+                return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}, and the last turn they allowed brought calls"
+            stamp = Stamp(at=record.at, driver=record.driver)
+            return exceeded.detail if history.folded_whole and (exceeded := limits.cost(history.run, stamp)) is not None else ""
         case "timeout_s" if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
             return f"{sums.active_us} us of {budgets.timeout_s} s"
         case "deadline" if budgets.deadline is not None and record.at >= limits.instant(budgets.deadline):
@@ -257,22 +321,41 @@ def _was_the_last(history: History, record: Record) -> bool:
 def counters_are_sums(history: History) -> Signs:
     """Turns, tokens, money, time and calls, added up again from the records, are what the records and the fold say."""
     sums, settings = Sums(), NONE_YET
+    asked: f.ModelRequested | None = None
     for record in history.records:
         settings = in_force(settings, record.fact)
-        spent = sums.tokens
+        before = msgspec.structs.replace(sums)
         count(sums, record)
         if record.turn != sums.turns:
             yield broken(record.position, f"the record at {record.position} is of turn {record.turn}, and {sums.turns} were begun")
-        if isinstance(record.fact, f.ModelRequested) and record.source != "streaming_model":
-            most, limit = settings.budgets.max_output_tokens, settings.budgets.max_tokens
-            allowed = most if limit is None else max(0, min(most, limit - spent - record.fact.estimated_input_tokens))
-            if record.fact.max_output_tokens != allowed:
+        if isinstance(record.fact, f.ModelRequested) and (record.source != "streaming_model" or sums.reserves):
+            allowed = _allowed(before, record.fact, settings)
+            if record.source == "streaming_model" and asked is not None:
+                allowed = min(allowed, asked.max_output_tokens)
+            asked = record.fact
+            if asked.max_output_tokens != allowed:
                 yield broken(
                     record.position,
-                    f"request at {record.position} may write {record.fact.max_output_tokens} tokens; after {spent} tokens it would be {allowed}",
+                    f"request at {record.position} may write {asked.max_output_tokens} tokens; after {before.tokens} tokens it would be {allowed}",
                 )
     if history.folded_whole and history.records:
-        yield from _compared(history, sums)
+        yield from _compared(history, _on_the_way(sums))
+
+
+def _allowed(before: Sums, request: f.ModelRequested, settings: Settings) -> int:
+    """Tokens that a request may write after what was spent before it."""
+    budgets, price, reads = settings.budgets, before.price, request.estimated_input_tokens
+    rooms: list[int | Fraction] = [budgets.max_output_tokens]
+    if budgets.max_tokens is not None:
+        rooms.append(budgets.max_tokens - before.tokens - reads)
+    if before.reserves and price is not None and budgets.max_cost_usd is not None:
+        dearest = max(Fraction(each) for each in (price.input, price.cache_write, price.cached_input) if each is not None)
+        left = Fraction(budgets.max_cost_usd) - before.cost_usd - reads * dearest / MILLION
+        if Fraction(price.output):
+            rooms.append(left * MILLION / Fraction(price.output))
+        elif left < 0:
+            rooms.append(0)
+    return max(0, floor(min(rooms)))
 
 
 def _compared(history: History, sums: Sums) -> Signs:

@@ -218,10 +218,8 @@ def ending(run: Run) -> f.Derived | None:
         if most is not None and run.turn >= most:
             return f.RunStopped(reason="max_turns", detail=f"the limit of {most} turns is reached, and the last one brought calls instead of an answer")
         if not 0 < run.told_limit < run.turn:
-            limit, spent = run.budgets.max_tokens, run.spent.tokens
-            return f.RunStopped(
-                reason="max_tokens", detail=f"of {limit} tokens {spent} were used, and the last turn they allowed brought calls instead of an answer"
-            )
+            exceeded = limits.scarcer(run)
+            return f.RunStopped(reason=exceeded.reason, detail=exceeded.detail)
         return _out_of_calls(run)
     if refused and 0 < run.told_limit < run.turn:
         return _out_of_calls(run)

@@ -5,7 +5,7 @@ Starting, resuming, recovering, handing over and replaying are this one function
 """
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -14,11 +14,15 @@ from refold.events.codec import Edge, Record, Stamp, write
 from refold.events.words import Digest
 from refold.fsm import answers, calls, limits
 from refold.fsm.machine import EDGES, Cursor, fire
-from refold.fsm.revisions import SUPPORTED, UnsupportedEngine
 from refold.fsm.timing import retry_delay
 from refold.projections.messages import request_digest
+from refold.projections.prefix import next_digest
+from refold.projections.revisions import SUPPORTED, UnsupportedEngine
 from refold.projections.run import Run
 from refold.projections.transcript import waiting
+
+OVERFLOW: Final = "context_overflow"
+"""The type of an error that says that a request was more than the model can read."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -91,13 +95,13 @@ def _next_request(run: Run, stamp: Stamp) -> f.Derived:
         return answers.cancelled(run.cancel)
     if (exceeded := _exceeded(run, stamp)) is not None:
         return _stopped(exceeded)
-    shown = (*run.fresh, *waiting(run))
+    shown, wrap_up = (*run.fresh, *waiting(run)), limits.is_last_turn(run)
     return f.ModelRequested(
         number=run.number + 1,
-        digest=request_digest(run.prefix, shown),
+        digest=next_digest(run, shown, bare=wrap_up) if run.rules.chains else request_digest(run.prefix, shown),
         max_output_tokens=limits.output_limit(run),
         estimated_input_tokens=limits.estimated_input(run),
-        wrap_up=limits.is_last_turn(run),
+        wrap_up=wrap_up,
     )
 
 
@@ -134,6 +138,8 @@ def _failed(run: Run) -> f.Derived:
     if run.cancel is not None:
         return answers.cancelled(run.cancel)
     error, attempt = run.failure.error, run.request.attempt
+    if error.type == OVERFLOW and run.rules.tells_overflow:
+        return answers.overflowed(f"{error.type}: {error.message}")
     if not error.retryable:
         return f.RunFailed(reason="provider", detail=f"{error.type}: {error.message}")
     delay_us = retry_delay(run, attempt, error.retry_after_s)
@@ -150,9 +156,12 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
         return answers.cancelled(run.cancel)
     if (exceeded := _exceeded(run, stamp)) is not None:
         return _stopped(exceeded)
+    again = run.request
+    if run.rules.reserves:  # what was used meanwhile is not there to be used again
+        again = msgspec.structs.replace(again, max_output_tokens=min(again.max_output_tokens, limits.output_limit(run)))
     if run.asked == "lost":
-        return msgspec.structs.replace(run.request, delay_us=0)
-    return msgspec.structs.replace(run.request, number=run.number + 1, attempt=run.request.attempt + 1, delay_us=run.delay_us)
+        return msgspec.structs.replace(again, delay_us=0)
+    return msgspec.structs.replace(again, number=run.number + 1, attempt=again.attempt + 1, delay_us=run.delay_us)
 
 
 # -- injecting_tool_results

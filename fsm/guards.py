@@ -71,6 +71,11 @@ def came_to_nothing(run: Run, fact: f.Fact) -> bool:
     return run.asked in ("answered", "failed")
 
 
+def paused(run: Run, fact: f.Fact) -> bool:
+    output = run.open.output if run.open is not None else None
+    return run.asked == "answered" and isinstance(output, f.ModelInterrupted) and output.cause == "paused"
+
+
 # -- the claim
 
 

@@ -8,11 +8,12 @@ from decimal import Decimal
 
 import msgspec
 
-from refold.events import money
+from refold.events import facts as f, money
 from refold.events.codec import Stamp
 from refold.events.words import Reason
 from refold.projections.messages import encode, tokens_of
 from refold.projections.run import Run
+from refold.projections.transcript import waiting
 
 OUTPUT_TOKENS_MIN = 256
 """A request that could answer with fewer tokens than this is not made."""
@@ -51,11 +52,23 @@ def tokens(run: Run, stamp: Stamp) -> Exceeded | None:
     return None
 
 
-def cost(run: Run, stamp: Stamp) -> Exceeded | None:
+def spent_cost(run: Run, stamp: Stamp) -> Exceeded | None:
     limit = run.budgets.max_cost_usd
     if limit is None or not money.at_least(run.spent.cost_usd, limit):
         return None
     return Exceeded(reason="max_cost_usd", detail=f"the limit of {limit} USD is reached ({run.spent.cost_usd} were spent)")
+
+
+def cost(run: Run, stamp: Stamp) -> Exceeded | None:
+    if (exceeded := spent_cost(run, stamp)) is not None:
+        return exceeded
+    room = _room_in_money(run)
+    if room is None or room >= _least_output(run):
+        return None
+    limit, spent = run.budgets.max_cost_usd, run.spent.cost_usd
+    return Exceeded(
+        reason="max_cost_usd", detail=f"of {limit} USD {spent} were spent, and the shortest answer to the next request would cost about {_least_cost(run)}"
+    )
 
 
 def active_time(run: Run, stamp: Stamp) -> Exceeded | None:
@@ -72,7 +85,7 @@ def deadline(run: Run, stamp: Stamp) -> Exceeded | None:
     return Exceeded(reason="deadline", detail=f"the deadline {limit} has passed")
 
 
-BEFORE_TOOLS = (spent_tokens, cost, active_time, deadline)
+BEFORE_TOOLS = (spent_tokens, spent_cost, active_time, deadline)
 """What is asked before each call: a budget that is used up lets nothing begin."""
 
 
@@ -84,14 +97,72 @@ def tool_calls_left(run: Run) -> int | None:
 
 def estimated_input(run: Run) -> int:
     """Tokens the next request would read: instructions, tools, everything shown before and what is new. Exact arithmetic on sizes, so that replay gives the same."""
+    if run.rules.reserves:
+        return _calibrated_input(run)
     new = sum(len(encode(message)) for message in run.fresh) + sum(len(text.encode("utf-8", "replace")) + 24 for text in run.unheard)
     return tokens_of(run.size + new)
 
 
+def _calibrated_input(run: Run) -> int:
+    """What the provider said it read, and what came since, at its rate; a rate that no text has is held between half and twice the plain estimate.
+
+    Never so little that a provider which reports next to nothing makes everything fit.
+    """
+    if run.request is not None:  # another attempt at the same
+        return run.request.estimated_input_tokens
+    size = run.size + sum(len(encode(message)) for message in (*run.fresh, *waiting(run)))
+    measured = run.measured
+    if measured is None:
+        return tokens_of(size)
+    tokens, of = measured.tokens, measured.size
+    if tokens * 8 < of:
+        rate, of = 1, 8
+    elif tokens * 2 > of:
+        rate, of = 1, 2
+    else:
+        rate = tokens
+    return max(tokens - (measured.size - size) * rate // of, -(-size // 16))
+
+
 def output_limit(run: Run) -> int:
-    """Tokens the next response may have: the setting, or what the budget leaves behind the estimated input."""
-    most, limit = run.budgets.max_output_tokens, run.budgets.max_tokens
-    return most if limit is None else max(0, min(most, limit - run.spent.tokens - estimated_input(run)))
+    """Tokens the next response may have: the setting, or what tokens and money leave behind the estimated input."""
+    rooms = [room for room in (_room_in_tokens(run), _room_in_money(run)) if room is not None]
+    return max(0, min([run.budgets.max_output_tokens, *rooms]))
+
+
+def _room_in_tokens(run: Run) -> int | None:
+    """Output tokens that the budget of tokens leaves; None without a limit."""
+    limit = run.budgets.max_tokens
+    return None if limit is None else limit - run.spent.tokens - estimated_input(run)
+
+
+def _room_in_money(run: Run) -> int | None:
+    """Output tokens that the budget of money leaves; None without a limit, or without a price, since then nothing can be reserved."""
+    limit, price = run.budgets.max_cost_usd, run.begun.price
+    if limit is None or price is None or not run.rules.reserves:
+        return None
+    left = money.subtract(limit, money.add(run.spent.cost_usd, _input_cost(run, price)))
+    return money.tokens_for(left, price.output)
+
+
+def _input_cost(run: Run, price: f.Price) -> str:
+    """What the estimated input may cost: at the dearest way to read it, since nobody knows before what a cache holds."""
+    return money.per_million(estimated_input(run), money.largest(price.input, price.cache_write or "0", price.cached_input or "0"))
+
+
+def _least_cost(run: Run) -> str:
+    """What the next request costs at least, by the estimate; nothing where there is no price."""
+    price = run.begun.price
+    return "0" if price is None else money.add(_input_cost(run, price), money.per_million(_least_output(run), price.output))
+
+
+def scarcer(run: Run) -> Exceeded:
+    """Which of tokens and money was at its end when a last turn was asked for, in words for a run that ends because of it."""
+    in_tokens, in_money = _room_in_tokens(run), _room_in_money(run)
+    spent, words = run.spent, "and the last turn they allowed brought calls instead of an answer"
+    if in_money is not None and (in_tokens is None or in_money < in_tokens):
+        return Exceeded(reason="max_cost_usd", detail=f"of {run.budgets.max_cost_usd} USD {spent.cost_usd} were spent, {words}")
+    return Exceeded(reason="max_tokens", detail=f"of {run.budgets.max_tokens} tokens {spent.tokens} were used, {words}")
 
 
 def is_last_turn(run: Run) -> bool:
@@ -104,9 +175,14 @@ def is_last_turn(run: Run) -> bool:
 
 
 def _another_fits(run: Run) -> bool:
-    """Whether the tokens reach for the next request and one more behind it, each with the shortest answer."""
+    """Whether tokens and money reach for the next request and one more behind it, each with the shortest answer."""
     limit = run.budgets.max_tokens
-    return limit is None or run.spent.tokens + 2 * (estimated_input(run) + _least_output(run)) <= limit
+    if limit is not None and run.spent.tokens + 2 * (estimated_input(run) + _least_output(run)) > limit:
+        return False
+    most = run.budgets.max_cost_usd
+    if most is None or not run.rules.reserves:
+        return True
+    return money.at_least(most, money.add(run.spent.cost_usd, money.add(_least_cost(run), _least_cost(run))))
 
 
 def _least_output(run: Run) -> int:

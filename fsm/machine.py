@@ -81,6 +81,7 @@ TABLE: Final[tuple[Row, ...]] = tuple(
         _rows(f.RetryScheduled, _STREAMING, None, g.request_failed),
         _rows(f.RetryScheduled, _EXECUTING, None, g.attempt_failed),
         _rows(f.ModelErrorObserved, _STREAMING, _INJECTING, g.came_to_nothing),
+        _rows(f.ModelPaused, _STREAMING, _INJECTING, g.paused),
         _rows(f.FinalProposed, _STREAMING, None, g.open_request),
         _rows(f.AnswerChecked, _STREAMING, None, g.unchecked_claim),
         _rows(f.FinalRejected, _STREAMING, _INJECTING, g.checked_claim),

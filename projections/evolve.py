@@ -10,9 +10,11 @@ from msgspec.json import decode
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
-from refold.projections.messages import Message, MessageCall, assistant, bytes_of, encode, failure, is_repeatable, quoted, told, user, visible
+from refold.projections import spending
+from refold.projections.messages import Message, MessageCall, assistant, bytes_of, encode, failure, is_repeatable, paused, quoted, told, user, visible
+from refold.projections.prefix import HISTORY, chained, entry_of, start
 from refold.projections.run import Call, Driver, Entry, Run, Turn, Write, replace
-from refold.projections.spending import active, booked
+from refold.projections.spending import active
 
 
 def evolve(run: Run, fact: f.Fact, *, target: State, at: int, head: Digest = NOTHING) -> Run:
@@ -63,10 +65,15 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
             return replace(run, open=replace(run.open, verdict=fact))
         case f.FinalRejected() | f.ModelErrorObserved():
             return _turned_down(run, fact)
+        case f.ModelPaused():
+            return _paused(run, fact)
         case f.ModelFailed():
-            return replace(booked(run, fact.usage, fact.elapsed_us, fact.text), asked="failed", failure=fact)
-        case f.UsageUpdated() | f.StreamCheckpointed():
-            return run
+            size = spending.said_in(fact) if run.rules.settles else len(fact.text.encode("utf-8", "replace"))
+            return replace(spending.settled(run, fact.usage, fact.unreported, fact.elapsed_us, size), asked="failed", failure=fact)
+        case f.UsageUpdated():
+            return spending.reported(run, fact.usage) if run.rules.settles else run
+        case f.StreamCheckpointed():
+            return spending.checkpointed(run, fact) if run.rules.settles else run
         case f.ApprovalRequested():
             return _update(run, fact.call, phase="waiting", approval=fact.digest, because=fact.because, expires_at=fact.expires_at, since=at)
         case f.ClarificationRequested():
@@ -114,7 +121,8 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
 def _begun(run: Run, setup: f.Setup, at: int) -> Run:
     """Instructions and tools are the first bytes of every request: their digest and size are where the prefix begins."""
     first = encode((setup.instructions, setup.tools))
-    return replace(run, setup=setup, started_at=at, prefix=digest_of(first), size=len(first))
+    after = replace(run, setup=setup, started_at=at, prefix=digest_of(first), size=len(first))
+    return replace(after, prefix=start(setup, bare=False)) if after.rules.chains else after
 
 
 def _continued(run: Run, fact: f.RunContinued, at: int) -> Run:
@@ -124,7 +132,11 @@ def _continued(run: Run, fact: f.RunContinued, at: int) -> Run:
     for source in fact.sources:
         sources = sources.add(source, 0)
     said = {"unheard": (fact.message,)} if fact.message else {"fresh": (told(GO_ON),)}
-    return replace(begun, prefix=signature_of([begun.prefix, fact.transcript]), size=begun.size + fact.size, sources=sources, **said)
+    after = replace(begun, size=begun.size + fact.size, sources=sources, **said)
+    if not after.rules.chains:
+        return replace(after, prefix=signature_of([begun.prefix, fact.transcript]))
+    history = Entry(position=0, kind=HISTORY, size=fact.size, digest=fact.transcript)
+    return replace(after, prefix=chained(begun.prefix, (fact.transcript,)), entries=after.entries.add(history))
 
 
 GO_ON = "Go on with the task."
@@ -137,8 +149,8 @@ GO_ON = "Go on with the task."
 def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
     if run.state == "streaming_model":  # another attempt, or the same request after its process was lost
         return replace(run, request=fact, number=fact.number, asked="yes", failure=None)
-    shown = [Entry(position=position, kind=message.kind if message.role == "tool" else message.role) for message in run.fresh]
-    shown += [Entry(position=position, kind="user")] * len(run.unheard)
+    shown = [entry_of(message, position) for message in (*run.fresh, *map(user, run.unheard))]
+    size = run.size + sum(entry.size for entry in shown) if run.rules.reserves else bytes_of(fact.estimated_input_tokens)
     return replace(
         run,
         turn=run.turn + 1,
@@ -150,17 +162,22 @@ def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
         fresh=(),
         unheard=(),
         prefix=fact.digest,
-        size=bytes_of(fact.estimated_input_tokens),
+        bare=fact.wrap_up,
+        size=size,
         entries=run.entries.add(*shown),
         spent=replace(run.spent, retry_wait_us=0) if run.spent.retry_wait_us else run.spent,
     )
 
 
 def _answered(run: Run, output: f.ModelOutput, turn: Turn) -> Run:
-    said = output.text + "".join(call.arguments_text for call in output.calls)
+    unreported = output.unreported if isinstance(output, f.ModelInterrupted) else None
+    if run.rules.settles:
+        size = spending.said_in(output)
+    else:
+        size = len((output.text + "".join(call.arguments_text for call in output.calls)).encode("utf-8", "replace"))
     if run.request is not None and run.request.wrap_up:
         turn = replace(turn, wrap_up=True)
-    return replace(booked(run, output.usage, output.elapsed_us, said), asked="answered", open=turn)
+    return replace(spending.settled(run, output.usage, unreported, output.elapsed_us, size), asked="answered", open=turn)
 
 
 def _turned_down(run: Run, fact: f.FinalRejected | f.ModelErrorObserved) -> Run:
@@ -176,6 +193,13 @@ def _turned_down(run: Run, fact: f.FinalRejected | f.ModelErrorObserved) -> Run:
     turn = replace(run.open, closed=fact) if run.open is not None else None
     fresh = (*run.fresh, *said, *((told(message),) if message else ()))
     return replace(run, fresh=fresh, open=turn, request=None, asked="no", failure=failure, spent=replace(run.spent, model_errors=errors))
+
+
+def _paused(run: Run, fact: f.ModelPaused) -> Run:
+    """What was said so far is a message of its own, whole, since its provider goes on from just there."""
+    assert run.open is not None
+    said = paused(run.open.output.text, run.open.output.opaque)
+    return replace(run, fresh=(*run.fresh, *said), open=replace(run.open, closed=fact), request=None, asked="no")
 
 
 def _told_of_error(fact: f.ModelErrorObserved) -> str:
@@ -331,7 +355,9 @@ def _shown(call: Call) -> tuple[MessageCall, Message]:
 def _attached(run: Run, fact: f.DriverAttached, at: int) -> Run:
     """What an earlier epoch started and did not finish is unknown; a request it did not finish is lost. That is all there is to recovery."""
     driver = Driver(epoch=fact.epoch, who=fact.who, host=fact.host, pid=fact.pid, since=at)
-    after = replace(run, driver=driver, epoch=fact.epoch, asked="lost" if run.asked == "yes" else run.asked)
+    after = replace(run, driver=driver, epoch=fact.epoch)
+    if run.asked == "yes":
+        after = replace(spending.lost(after) if run.rules.settles else after, asked="lost")
     if any(call.phase == "started" for call in run.calls):
         return _with_calls(after, [replace(call, phase="unknown") if call.phase == "started" else call for call in run.calls])
     return after
@@ -341,6 +367,7 @@ def _ended(run: Run, fact: f.Ending) -> Run:
     fresh = run.fresh
     if run.open is not None and run.open.closed is None:  # a claim that stands, or what was cut: it is part of the history
         output = run.open.output
-        fresh = (*fresh, *assistant(output.text or output.refusal, output.opaque))
+        cut = run.rules.marks and isinstance(output, f.ModelInterrupted) and output.cause in ("cancelled", "limit")
+        fresh = (*fresh, *(assistant(output.text, kind="interrupted") if cut else assistant(output.text or output.refusal, output.opaque)))
     turn = replace(run.open, closed=fact) if run.open is not None else None
     return replace(run, ended=fact, fresh=fresh, open=turn, request=None, asked="no", driver=None)

@@ -34,7 +34,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message. `role` is `user`, `assistant` or `tool`.
 
     A tool message has `call_id`, `name`, `kind` (`success` or the kind of its failure) and `content`, any JSON value; the others have `text`, and an assistant's may have `calls`.
-    A user's message of kind `runtime` is what the runtime tells the model without a call. `source_ids` names the documents a result came from; `opaque` is what its provider wants back.
+    A user's message of kind `runtime` is what the runtime tells the model without a call; an assistant's of kind `interrupted` was cut short by us, and one of
+    kind `paused` is gone on with by the next. `source_ids` names the documents a result came from; `opaque` is what its provider wants back.
     """
 
     role: str
@@ -58,9 +59,14 @@ def told(text: str) -> Message:
     return Message(role="user", text=text, kind="runtime")
 
 
-def assistant(text: str, opaque: tuple[Any, ...] = ()) -> tuple[Message, ...]:
+def assistant(text: str, opaque: tuple[Any, ...] = (), kind: str = "") -> tuple[Message, ...]:
     """What the model said without calls; nothing where it said nothing, since providers refuse empty messages."""
-    return (Message(role="assistant", text=text, opaque=opaque),) if visible(text) else ()
+    return (Message(role="assistant", text=text, opaque=opaque, kind=kind),) if visible(text) else ()
+
+
+def paused(text: str, opaque: tuple[Any, ...]) -> tuple[Message, ...]:
+    """What the model said before its provider paused, which may be nothing that can be seen."""
+    return (Message(role="assistant", text=text if visible(text) else "", opaque=opaque, kind="paused"),) if visible(text) or opaque else ()
 
 
 def visible(text: str) -> bool:

@@ -13,6 +13,7 @@ from refold.events.settings import Budgets, Policy
 from refold.events.words import CallId, Digest, Kind, Reason, RunId, State, Status
 from refold.projections.growing import Growing, Index
 from refold.projections.messages import Message
+from refold.projections.revisions import Rules, rules_of
 
 Phase = Literal["proposed", "accepted", "waiting", "ready", "started", "unknown", "failed", "retrying", "doubt", "closed"]
 """Where a call is. `waiting` for a human, `ready` once allowed; `unknown` when its driver was lost, `failed` when an attempt ended and what follows is not decided yet."""
@@ -110,6 +111,26 @@ class Spent(_Struct, frozen=True, kw_only=True):
         return self.reported.total + self.estimated.total
 
 
+class Measured(_Struct, frozen=True, kw_only=True):
+    """A request whose provider said what it read: `size` bytes were `tokens`."""
+
+    size: int
+    tokens: int
+
+
+class Streaming(_Struct, frozen=True, kw_only=True):
+    """What is known of a response that is on its way."""
+
+    before: Spent
+    """What was spent without it."""
+    usage: f.Usage | None = None
+    """What its provider reported so far."""
+    size: int = 0
+    """Bytes of it that were written down,"""
+    since: int = 0
+    """and those behind the last report."""
+
+
 class Driver(_Struct, frozen=True, kw_only=True):
     """Who drives."""
 
@@ -121,10 +142,12 @@ class Driver(_Struct, frozen=True, kw_only=True):
 
 
 class Entry(_Struct, frozen=True, kw_only=True):
-    """A past message: the request that first showed it, and its kind (`success` or a failure of a call, else its role)."""
+    """A past message: the request that first showed it, its kind (`success` or a failure of a call, else its role), its bytes and their digest."""
 
     position: int
     kind: str
+    size: int = 0
+    digest: Digest = NOTHING
 
 
 class Write(_Struct, frozen=True, kw_only=True):
@@ -162,10 +185,16 @@ class Run(_Struct, frozen=True, kw_only=True):
     """What the user said since; shown behind the results."""
     prefix: Digest = NOTHING
     """The digest of the last request: of everything it showed."""
+    bare: bool = False
+    """Whether that showed no tools."""
     size: int = 0
     """Bytes of instructions, tools and all messages that were shown, as they were estimated."""
     entries: Growing[Entry] = msgspec.field(default_factory=Growing)
     spent: Spent = Spent()
+    streaming: Streaming | None = None
+    """The response to the open request, once something of it was written down."""
+    measured: Measured | None = None
+    """The last request whose provider said what it read."""
     actions: Index = msgspec.field(default_factory=Index)
     """Successful actions by signature."""
     last_write: Write | None = None
@@ -229,6 +258,11 @@ class Run(_Struct, frozen=True, kw_only=True):
     @property
     def policy(self) -> Policy:
         return self.begun.policy
+
+    @property
+    def rules(self) -> Rules:
+        """The rules that the run began with."""
+        return rules_of(self.begun.engine)
 
     @property
     def begun(self) -> f.Setup:

@@ -1,30 +1,66 @@
 """What a response or a tool uses up: tokens as reported or estimated, money by the recorded prices, measured time.
 
-Apart from the fold, because these sums are what invoices and limits are held against.
+Apart from the fold, because these sums are what invoices and limits are held against. While a response streams, its latest report stands in the sums and is
+replaced by the next; when it ends, what its end says takes that place.
 """
 
 from refold.events import facts as f, money
 from refold.projections.messages import tokens_of
-from refold.projections.run import Run, Spent, Tokens, replace
+from refold.projections.run import Measured, Run, Spent, Streaming, Tokens, replace
 
 
-def booked(run: Run, usage: f.Usage | None, elapsed_us: int, said: str) -> Run:
-    """Tokens, money and time of one response: as the provider reported them, else estimated and apart."""
-    spent = active(run.spent, elapsed_us)
-    if usage is None:
-        read = run.request.estimated_input_tokens if run.request is not None else 0
-        estimated = _plus(spent.estimated, f.Usage(input_tokens=read, output_tokens=tokens_of(len(said.encode("utf-8", "replace")))))
-        return replace(run, spent=replace(spent, estimated=estimated))
-    cost = usage.cost_usd if usage.cost_usd is not None else _price(run, usage)
-    cost = money.add(spent.cost_usd, cost) if cost != "0" else spent.cost_usd
-    if usage.estimated:
-        return replace(run, spent=replace(spent, estimated=_plus(spent.estimated, usage), cost_usd=cost))
-    return replace(run, spent=replace(spent, reported=_plus(spent.reported, usage), cost_usd=cost))
+def settled(run: Run, usage: f.Usage | None, unreported: f.Usage | None, elapsed_us: int, size: int) -> Run:
+    """A response has ended: what was reported of it, and apart from that what is estimated; all of it where nothing was said, by its `size` in bytes."""
+    spent = active(_before(run), elapsed_us)
+    if usage is None and unreported is None:
+        unreported = f.Usage(input_tokens=_asked_tokens(run), output_tokens=tokens_of(size), estimated=True)
+        if not run.rules.settles:  # an estimate had no price then
+            return replace(run, spent=replace(spent, estimated=_plus(spent.estimated, unreported)))
+    for each in (usage, unreported):
+        spent = _with(run, spent, each) if each is not None else spent
+    after = replace(run, spent=spent, streaming=None)
+    if not run.rules.reserves or usage is None or usage.estimated or usage.input_tokens < 1:
+        return after
+    return replace(after, measured=Measured(size=run.size, tokens=usage.input_tokens))
 
 
-def _price(run: Run, usage: f.Usage) -> str:
+def reported(run: Run, usage: f.Usage) -> Run:
+    """A report on the way: totals of the open response, which take the place of those before."""
+    streaming = run.streaming or Streaming(before=run.spent)
+    return replace(run, spent=_with(run, streaming.before, usage), streaming=replace(streaming, usage=usage, since=0))
+
+
+def checkpointed(run: Run, fact: f.StreamCheckpointed) -> Run:
+    """More of the open response was written down."""
+    size = said_in(fact)
+    streaming = run.streaming or Streaming(before=run.spent)
+    after = replace(run, streaming=replace(streaming, size=streaming.size + size, since=streaming.since + size))
+    return reported(after, fact.usage) if fact.usage is not None else after
+
+
+def lost(run: Run) -> Run:
+    """The process of the open request is gone: what it is known to have used, and that is an estimate."""
+    streaming = run.streaming or Streaming(before=run.spent)
+    known = streaming.usage or f.Usage()
+    estimate = replace(
+        known,
+        input_tokens=max(known.input_tokens, _asked_tokens(run)),
+        output_tokens=max(known.output_tokens + tokens_of(streaming.since), tokens_of(streaming.size)),
+        estimated=True,
+    )
+    return replace(run, spent=_with(run, streaming.before, estimate), streaming=None)
+
+
+def said_in(fact: f.StreamCheckpointed | f.ModelFailed | f.ModelOutput) -> int:
+    """Bytes of everything that a model wrote."""
+    texts = [fact.text, fact.reasoning, *(call.arguments_text for call in fact.calls)]
+    if isinstance(fact, f.ModelOutput):
+        texts.append(fact.refusal)
+    return sum(len(text.encode("utf-8", "replace")) for text in texts)
+
+
+def priced(usage: f.Usage, price: f.Price | None) -> str:
     """What the recorded prices make of it; each class of tokens once."""
-    price = run.setup.price if run.setup is not None else None
     if price is None:
         return "0"
     plain = usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens
@@ -34,13 +70,30 @@ def _price(run: Run, usage: f.Usage) -> str:
     return money.add(total, money.per_million(usage.output_tokens, price.output))
 
 
+def active(spent: Spent, elapsed_us: int) -> Spent:
+    return replace(spent, active_us=spent.active_us + elapsed_us) if elapsed_us else spent
+
+
+def _before(run: Run) -> Spent:
+    """What was spent without the open response."""
+    return run.streaming.before if run.streaming is not None else run.spent
+
+
+def _asked_tokens(run: Run) -> int:
+    return run.request.estimated_input_tokens if run.request is not None else 0
+
+
+def _with(run: Run, spent: Spent, usage: f.Usage) -> Spent:
+    cost = usage.cost_usd if usage.cost_usd is not None else priced(usage, run.begun.price)
+    cost = money.add(spent.cost_usd, cost) if cost != "0" else spent.cost_usd
+    if usage.estimated:
+        return replace(spent, estimated=_plus(spent.estimated, usage), cost_usd=cost)
+    return replace(spent, reported=_plus(spent.reported, usage), cost_usd=cost)
+
+
 def _plus(tokens: Tokens, usage: f.Usage) -> Tokens:
     return Tokens(
         input_tokens=tokens.input_tokens + usage.input_tokens,
         cached_input_tokens=tokens.cached_input_tokens + usage.cached_input_tokens,
         output_tokens=tokens.output_tokens + usage.output_tokens,
     )
-
-
-def active(spent: Spent, elapsed_us: int) -> Spent:
-    return replace(spent, active_us=spent.active_us + elapsed_us) if elapsed_us else spent

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from refold.events import facts as f, settings as recorded
 from refold.fsm.guards import ASK_USER
-from refold.fsm.revisions import ENGINE
+from refold.projections.revisions import ENGINE
 from refold.projections.run import Run
 from refold.runtime import consults as c, models, ports as p
 from refold.runtime.driver import Driver, RunExists
@@ -25,6 +25,10 @@ from refold.runtime.tools import Tool, tool
 
 class OtherAgent(ValueError):
     """The agent that is to drive a run on is not the one that it was begun with."""
+
+
+class UnknownPrice(ValueError):
+    """A budget of money for a model whose price is in no list: it could not be kept."""
 
 
 class NotEnded(ValueError):
@@ -204,7 +208,7 @@ class Agent:
         return models.resolve(models.DEFAULT)
 
     def declared(self, *, seed: str = "", model: p.Model | None = None) -> f.Setup:
-        """What a run is begun with: everything that its decisions depend on."""
+        """What a run is begun with: everything that its decisions depend on. Raises UnknownPrice."""
         tools = list(self.tools.values())
         asks = self.consults().asks
         return f.Setup(
@@ -220,9 +224,25 @@ class Agent:
             documents=tuple(whole(document) for document in self.documents),
             validators=tuple(whole(name) for name, _ in self.validators),
             answer_schema=self.answer_schema,
+            price=self._price(model),
             budgets=recorded_as(self.budgets, recorded.Budgets),
             policy=recorded_as(self.policy, recorded.Policy),
         )
+
+    def _price(self, model: p.Model | None) -> f.Price | None:
+        """The price of a model that has one. Raises UnknownPrice where none is known and the budget of money leans on it."""
+        if not getattr(model, "priced", False):
+            return None
+        from refold.runtime.prices import price_of  # the list is large, and most runs of tests and scripts need none
+
+        spec = str(getattr(model, "spec", ""))
+        price = price_of(spec, str(getattr(model, "base_url", "") or ""))
+        if price is None and self.budgets.max_cost_usd is not None and self.policy.unknown_price != "free":
+            raise UnknownPrice(
+                f"the price of {spec} is not known, so the budget of {self.budgets.max_cost_usd} USD could not be kept: "
+                "count it as free with --set policy.unknown_price=free, or lift the budget with --set budgets.max_cost_usd=none"
+            )
+        return price
 
 
 def _recorded(made: Tool) -> f.ToolSetup:

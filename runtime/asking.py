@@ -1,10 +1,10 @@
 """Performs one request: streams the model's parts and makes an input fact of however it ends.
 
-Every way a stream can end is here: complete, failed, broken, silent, out of time or tokens, cancelled.
+Every way a stream can end is here: complete, failed, broken, silent, out of time, tokens or money, cancelled.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -14,6 +14,7 @@ from refold.fsm import answers
 from refold.runtime import ports as p
 from refold.runtime.assemble import Assembler
 from refold.runtime.consults import describe
+from refold.runtime.metering import Meter, Purse
 from refold.runtime.text import whole
 
 MESSAGE_MAX: Final = 2_000
@@ -21,94 +22,127 @@ GRACE_S: Final = 1.0
 """How long a stream that was told to stop is waited for."""
 
 Answered = f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted | f.ModelFailed
-End = Literal["complete", "broken", "tokens", "silent", "limit", "cancelled"]
+End = Literal["complete", "broken", "overspent", "silent", "late", "cancelled"]
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one request may take: seconds until `limit` is reached, seconds of silence, tokens; None is no limit."""
+    """What one request may take: seconds until `limit` is reached, seconds of silence, tokens and money; None is no limit."""
 
     seconds: float | None
     limit: Reason
     idle_s: float | None
-    tokens: int | None
+    purse: Purse
 
 
 class _Stream:
     """One stream being taken in; `seen` is when its last part came."""
 
-    def __init__(self, model: p.Model, request: p.Request, allowance: Allowance, show: Callable[[p.Part], None]) -> None:
-        self.model, self.request, self.allowance, self.show = model, request, allowance, show
+    def __init__(self, parts: AsyncIterator[p.Part], meter: Meter, show: Callable[[p.Part], None]) -> None:
+        self.parts, self.meter, self.show = parts, meter, show
         self.assembler = Assembler()
         self.seen = 0.0
+        self.exhausted = False
 
     async def take_in(self) -> End:
         """Take parts until the stream ends. Raises ModelError, also for whatever else the model raises."""
         loop = asyncio.get_running_loop()
         try:
-            async for given in self.model.stream(self.request):
+            async for given in self.parts:
                 self.seen = loop.time()
                 if self.assembler.finished is not None:
                     continue  # nothing counts behind the end
                 part = p.checked(given)
+                if self.meter.overspent is not None and isinstance(part, GOES_ON):
+                    return "overspent"
+                self.meter.take(part)
                 self.assembler.take(part)
                 self.show(part)
-                if isinstance(part, p.UsageUpdated) and self._overspent(part):
-                    return "tokens"
+            self.exhausted = True
         except (p.ModelError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise p.ModelError(type(error).__name__, describe(error), retryable=False) from error
         return "complete" if self.assembler.finished is not None else "broken"
 
-    def _overspent(self, part: p.UsageUpdated) -> bool:
-        most = self.allowance.tokens
-        return most is not None and part.input_tokens + part.output_tokens > most and not part.cost_usd
-
-
-async def ask(
-    model: p.Model, request: p.Request, estimated_input: int, allowance: Allowance, clock: p.Clock, show: Callable[[p.Part], None], stop: "asyncio.Future[None]"
-) -> Answered:
-    """The fact that the response is; `stop` is done once the run is to end. Raises only the cancellation of its own task."""
-    stream = _Stream(model, request, allowance, show)
-    began = clock.monotonic_us()
-    taking = asyncio.get_running_loop().create_task(stream.take_in())
-    try:
-        ended = await _end(taking, stream, stop)
-    except p.ModelError as error:
-        return _failed(error, stream.assembler, clock.monotonic_us() - began)
-    finally:
+    async def close(self, taking: "asyncio.Task[End]") -> None:
+        """Nothing more is wanted: stop the model at once, and wait a moment until it has let go of its connection."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + GRACE_S
         if not taking.done():
             taking.cancel()
             await asyncio.wait({taking}, timeout=GRACE_S)
+        close = getattr(self.parts, "aclose", None)
+        if taking.done() and not self.exhausted and close is not None:
+            closing = loop.create_task(_closed(close))
+            await asyncio.wait({closing}, timeout=max(0.0, until - loop.time()))
+            closing.cancel()  # one that takes longer ends when it will
         if taking.done() and not taking.cancelled():
             taking.exception()  # of a stream that was given up nobody else asks
+
+
+GOES_ON: Final = (p.TextDelta, p.ReasoningDelta, p.Refusal, p.ArgumentsDelta, p.ToolCallOpened, p.ToolCallReady, p.UsageUpdated)
+"""Parts with which a stream takes more; at the end of one that is complete comes none of them behind the report that it went too far."""
+
+
+async def _closed(close: Callable[[], Any]) -> None:
+    try:
+        await close()
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException:  # noqa: BLE001 - what came is known, and what an adapter's clean-up raises changes nothing of it
+        return
+
+
+async def ask(
+    model: p.Model,
+    request: p.Request,
+    estimated_input: int,
+    allowance: Allowance,
+    clock: p.Clock,
+    show: Callable[[p.Part], None],
+    stop: "asyncio.Future[None]",
+    broken: "asyncio.Future[None]",
+) -> Answered:
+    """The fact that the response is; `stop` is done once the run is to end. Raises the cancellation of its own task, and the error of `broken` once that has one."""
+    meter = Meter(estimated_input, allowance.purse)
+    stream = _Stream(model.stream(request), meter, show)
+    began = clock.monotonic_us()
+    taking = asyncio.get_running_loop().create_task(stream.take_in())
+    try:
+        ended = await _end(taking, stream, allowance, stop, broken)
+    except p.ModelError as error:
+        return _failed(error, stream, request.turn, clock.monotonic_us() - began, estimate=meter.begun)
+    finally:
+        await stream.close(taking)
     elapsed_us = clock.monotonic_us() - began
     match ended:
         case "complete":
             return answers.classify(stream.assembler.response(estimated_input, elapsed_us), request.turn)
         case "silent":
             silent = p.ModelError("idle_timeout", f"the model was silent for {allowance.idle_s} s", retryable=True)
-            return _failed(silent, stream.assembler, elapsed_us)
+            return _failed(silent, stream, request.turn, elapsed_us, estimate=True)
         case "broken":
-            broken = p.ModelError("stream_broken", "the stream ended without saying why", retryable=True)
-            return _failed(broken, stream.assembler, elapsed_us)
-        case "cancelled" | "limit" | "tokens":
-            return _cut(ended, stream.assembler.response(estimated_input, elapsed_us).output, allowance)
+            broke = p.ModelError("stream_broken", "the stream ended without saying why", retryable=True)
+            return _failed(broke, stream, request.turn, elapsed_us, estimate=meter.begun)
+        case "cancelled" | "late" | "overspent":
+            return _cut(ended, stream, request.turn, allowance, stream.assembler.response(estimated_input, elapsed_us).output)
 
 
-async def _end(taking: "asyncio.Task[End]", stream: _Stream, stop: "asyncio.Future[None]") -> End:
-    """How the stream ends: by itself, or because it may not go on. Raises ModelError."""
+async def _end(taking: "asyncio.Task[End]", stream: _Stream, allowance: Allowance, stop: "asyncio.Future[None]", broken: "asyncio.Future[None]") -> End:
+    """How the stream ends: by itself, or because it may not go on. Raises ModelError, and the error of `broken`."""
     loop = asyncio.get_running_loop()
     stream.seen = loop.time()
-    idle_s, allowed_s = stream.allowance.idle_s, stream.allowance.seconds
+    idle_s, allowed_s = allowance.idle_s, allowance.seconds
     until = loop.time() + allowed_s if allowed_s is not None else None
-    either: set[asyncio.Future[Any]] = {taking, stop}
+    either: set[asyncio.Future[Any]] = {taking, stop, broken}
     while True:
         now = loop.time()
         silent_at = stream.seen + idle_s if idle_s is not None else None
         ends = [moment for moment in (until, silent_at) if moment is not None]
         await asyncio.wait(either, timeout=max(0.0, min(ends) - now) if ends else None, return_when=asyncio.FIRST_COMPLETED)
+        if broken.done():
+            broken.result()
         if taking.done():
             if taking.cancelled():  # not by us: it raised the exception itself, and nobody cancelled the run
                 raise p.ModelError("CancelledError", "the stream was cancelled by the model itself", retryable=False)
@@ -117,23 +151,26 @@ async def _end(taking: "asyncio.Task[End]", stream: _Stream, stop: "asyncio.Futu
             return "cancelled"
         now = loop.time()
         if until is not None and now >= until:
-            return "limit"
+            return "late"
         if idle_s is not None and now >= stream.seen + idle_s:
             return "silent"
 
 
-def _cut(ended: Literal["cancelled", "limit", "tokens"], output: f.ModelOutput, allowance: Allowance) -> f.ModelInterrupted:
-    """What there is of a response that we ended."""
-    kept = answers.fields_of(output)
+def _cut(ended: Literal["cancelled", "late", "overspent"], stream: _Stream, turn: int, allowance: Allowance, output: f.ModelOutput) -> f.ModelInterrupted:
+    """What there is of a response that we ended, half a call included: it is in the log, and nowhere else."""
+    kept = answers.fields_of(output) | {"calls": answers.placed(output.calls, turn), "usage": stream.assembler.usage()}
+    unreported = stream.meter.unreported()
     if ended == "cancelled":
-        return f.ModelInterrupted(cause="cancelled", detail="the run was cancelled while the model answered", **kept)
-    limit: Reason = allowance.limit if ended == "limit" else "max_tokens"
-    if ended == "limit" and allowance.seconds is not None:
+        return f.ModelInterrupted(cause="cancelled", detail="the run was cancelled while the model answered", unreported=unreported, **kept)
+    limit: Reason = allowance.limit if ended == "late" else stream.meter.overspent or "max_tokens"
+    if ended == "late" and allowance.seconds is not None:
         kept["elapsed_us"] = max(output.elapsed_us, round(allowance.seconds * 1_000_000))
-    return f.ModelInterrupted(cause="limit", limit=limit, detail=f"the limit {limit} was reached while the model answered", **kept)
+    return f.ModelInterrupted(cause="limit", limit=limit, detail=f"the limit {limit} was reached while the model answered", unreported=unreported, **kept)
 
 
-def _failed(error: p.ModelError, assembler: Assembler, elapsed_us: int) -> f.ModelFailed:
+def _failed(error: p.ModelError, stream: _Stream, turn: int, elapsed_us: int, *, estimate: bool) -> f.ModelFailed:
+    """A response that broke, or none; where nothing had come, nothing was used, unless that is to be estimated."""
+    assembler = stream.assembler
     info = f.ErrorInfo(
         type=whole(error.type)[:200],
         message=whole(error.message)[:MESSAGE_MAX],
@@ -141,6 +178,14 @@ def _failed(error: p.ModelError, assembler: Assembler, elapsed_us: int) -> f.Mod
         code=whole(error.code)[:200],
         http_status=error.http_status,
         retry_after_s=error.retry_after_s,
-        mid_stream=error.mid_stream or bool(assembler.text),
+        mid_stream=error.mid_stream or stream.meter.begun,
     )
-    return f.ModelFailed(error=info, text=assembler.text, usage=assembler.usage() or f.Usage(), elapsed_us=elapsed_us)
+    return f.ModelFailed(
+        error=info,
+        text=assembler.text,
+        reasoning=assembler.reasoning,
+        calls=answers.placed(assembler.calls, turn),
+        usage=assembler.usage() or f.Usage(),
+        unreported=stream.meter.unreported() if estimate else None,
+        elapsed_us=elapsed_us,
+    )

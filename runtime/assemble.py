@@ -12,6 +12,7 @@ from refold.events.words import CallId
 from refold.fsm.answers import Response
 from refold.projections.messages import tokens_of
 from refold.runtime import ports as p
+from refold.runtime.metering import usage_of
 from refold.runtime.text import whole
 from refold.runtime.values import to_json
 
@@ -70,10 +71,9 @@ class Assembler:
     def usage(self) -> f.Usage | None:
         """What was reported so far; None where nothing was, so that it is estimated."""
         reported = self._usage
-        if reported is None:
-            return None
-        tokens = {name: getattr(reported, name) for name in ("input_tokens", "output_tokens", "cached_input_tokens", "cache_write_tokens", "reasoning_tokens")}
-        return f.Usage(**{name: max(0, count) for name, count in tokens.items()}, cost_usd=reported.cost_usd)
+        if reported is None or not (reported.input_tokens or reported.output_tokens or reported.cost_usd is not None):
+            return None  # no response takes nothing: a provider that says so did not count
+        return usage_of(reported)
 
     @property
     def _cost_only(self) -> bool:
@@ -81,20 +81,30 @@ class Assembler:
         reported = self._usage
         return reported is not None and reported.cost_usd is not None and not (reported.input_tokens or reported.output_tokens)
 
-    def response(self, estimated_input: int, elapsed_us: int) -> Response:
-        """The response; of a stream that was cut, what there is of it."""
-        finished = self.finished or p.Finished(stop_reason="unknown")
-        calls = tuple(
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return whole("".join(self._reasoning))
+
+    @property
+    def calls(self) -> tuple[f.ProposedCall, ...]:
+        """The calls so far, the last of them perhaps by half; their place is their index."""
+        return tuple(
             f.ProposedCall(id=CallId(""), name=whole(call.name), arguments_text=whole("".join(call.pieces)), provider_id=whole(call.provider_id))
             for _, call in sorted(self._calls.items())
         )
+
+    def response(self, estimated_input: int, elapsed_us: int) -> Response:
+        """The response; of a stream that was cut, what there is of it."""
+        finished = self.finished or p.Finished(stop_reason="unknown")
+        calls = self.calls
         usage = self.usage()
         if usage is not None and self._cost_only:
             said = self.text + "".join(call.arguments_text for call in calls)
             usage = f.Usage(input_tokens=estimated_input, output_tokens=tokens_of(len(said.encode())), estimated=True, cost_usd=usage.cost_usd)
         output = f.ModelOutput(
             text=self.text,
-            reasoning=whole("".join(self._reasoning)),
+            reasoning=self.reasoning,
             refusal=whole("".join(self._refusal)),
             calls=calls,
             citations=tuple(whole(citation) for citation in finished.citations) if finished.citations is not None else None,

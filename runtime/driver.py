@@ -35,7 +35,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = self._loop.create_future()
         self._ownership = Ownership(self.cancel)
-        self._performer = Performer(journal, cast, self._stop, self._notice)
+        self._performer = Performer(journal, cast, self._stop, self._notice, self._append_beside)
         self._running: dict[str, asyncio.Task[Sequence[f.Input]]] = {}
         self._epoch = 0
         self._seen = -1
@@ -134,6 +134,16 @@ class Driver:
                         self.journal, f.LateOutcome(call=fact.call, outcome="it returned a result after another driver had taken over", attempt=fact.attempt)
                     )
             raise
+        finally:
+            self._appending = False
+
+    async def _append_beside(self, facts: Sequence[f.Input]) -> None:
+        """Append what is known of an effect that goes on; meanwhile nothing else is appended or read."""
+        if not self._ownership.held:
+            raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
+        self._appending = True
+        try:
+            await self.journal.command(lambda _run: facts, epoch=self._epoch, beside=True)
         finally:
             self._appending = False
 

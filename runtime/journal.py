@@ -74,12 +74,13 @@ class Journal:
             raise UnknownRun(f"there is no run {self.run.id} in this store")
         return self
 
-    async def command(self, inputs: Inputs, *, epoch: int | None = None) -> None:
+    async def command(self, inputs: Inputs, *, epoch: int | None = None, beside: bool = False) -> None:
         """Decide and append, again where somebody was faster; `inputs` is asked anew each time.
 
         With `epoch` it is the command of that driver: raises LostOwnership where it is the driver no more. Once submitted, an append is never abandoned.
+        One that is made `beside` something else does not hold up the event loop, even where that serves this run alone.
         """
-        for batch, records, future in self._attempts(inputs, epoch):
+        for batch, records, future in self._attempts(inputs, epoch, beside=beside):
             try:
                 if not future.done():  # a store that has nobody to wait for stores at once
                     await _settled(future)
@@ -99,18 +100,18 @@ class Journal:
             self._stored(batch, records)
             return
 
-    def _attempts(self, inputs: Inputs, epoch: int | None) -> Iterator[tuple[Batch, list[Record], "Future[None]"]]:
+    def _attempts(self, inputs: Inputs, epoch: int | None, *, beside: bool = False) -> Iterator[tuple[Batch, list[Record], "Future[None]"]]:
         """Decided and submitted, again and again: whoever comes back for another was slower than somebody else. Raises TooManyConflicts."""
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 self.catch_up()
-            prepared = self._prepare(inputs, epoch)
+            prepared = self._prepare(inputs, epoch, beside=beside)
             if prepared is None:
                 return
             yield prepared
         raise TooManyConflicts(f"run {self.run.id}: {ATTEMPTS_MAX} times somebody else appended first")
 
-    def _prepare(self, inputs: Inputs, epoch: int | None) -> tuple[Batch, list[Record], "Future[None]"] | None:
+    def _prepare(self, inputs: Inputs, epoch: int | None, *, beside: bool) -> tuple[Batch, list[Record], "Future[None]"] | None:
         """Decide, write and submit; None where there is nothing to append."""
         run = self.run
         if epoch is not None and (run.epoch != epoch or run.driver is None or run.state == "done"):
@@ -121,7 +122,7 @@ class Journal:
         batch = decide(run, facts, stamp(self.clock, run))
         records, payloads = written(run, batch)
         rows = [Row(record.position, record.type, record.stored) for record in records]
-        append = self._appended if self._own_loop else self.log.submit
+        append = self._appended if self._own_loop and not beside else self.log.submit
         return batch, records, append(run.id, run.position, rows, payloads, create=run.position == 0)
 
     def _appended(self, run_id: str, expected: int, rows: Sequence[Row], payloads: Mapping[Digest, bytes], *, create: bool) -> "Future[None]":

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from refold.events import facts as f
+from refold.events import facts as f, money
 from refold.events.storage import StoreUnavailable
 from refold.events.words import Reason
 from refold.fsm import limits
@@ -19,9 +19,11 @@ from refold.fsm.effects import AskModel, Effect, Reconcile, RunTool
 from refold.projections.evidence import cited
 from refold.projections.run import Run
 from refold.runtime import handlers, ports as p
-from refold.runtime.asking import Allowance, ask
+from refold.runtime.asking import Allowance, Answered, ask
+from refold.runtime.checkpoints import Append, Checkpoints
 from refold.runtime.consults import Consults
-from refold.runtime.journal import Journal
+from refold.runtime.journal import Journal, LostOwnership
+from refold.runtime.metering import Purse
 from refold.runtime.redaction import Redaction, Shown
 from refold.runtime.requests import request_of
 from refold.runtime.tools import Tool, ToolContext
@@ -38,14 +40,17 @@ class Cast:
 
 
 class Performer:
-    """Performs the effects of one run; once `stop` is done each comes to its end. `look` takes notice of what others appended meanwhile."""
+    """Performs the effects of one run; once `stop` is done each comes to its end.
 
-    def __init__(self, journal: Journal, cast: Cast, stop: "asyncio.Future[None]", look: Callable[[], None]) -> None:
-        self.journal, self.cast, self._stop, self._look = journal, cast, stop, look
+    `look` takes notice of what others appended meanwhile, `append` writes down what is known of an effect before it ends.
+    """
+
+    def __init__(self, journal: Journal, cast: Cast, stop: "asyncio.Future[None]", look: Callable[[], None], append: Append) -> None:
+        self.journal, self.cast, self._stop, self._look, self._append = journal, cast, stop, look, append
         self._redaction = cast.consults.redaction
 
     async def perform(self, effect: Effect) -> Sequence[f.Input]:
-        """The facts that an effect came to. Raises only the cancellation of its own task."""
+        """The facts that an effect came to. Raises the cancellation of its own task, and what `append` raises."""
         if effect.delay_us:
             await asyncio.wait({self._stop}, timeout=effect.delay_us / 1_000_000)
             self._look()
@@ -65,17 +70,36 @@ class Performer:
         run = self.journal.run
         request = request_of(run, self.journal.messages)
         seconds, limit = time_left(run, self.cast.clock)
-        tokens = run.budgets.max_tokens
-        allowance = Allowance(seconds, limit, run.policy.model_idle_timeout_s, None if tokens is None else tokens - run.spent.tokens)
-        consults, shown = self.cast.consults, Shown(self._redaction, self.cast.show)
-        said = await ask(self.cast.model, request, effect.estimated_input_tokens, allowance, self.cast.clock, shown.take, self._stop)
-        shown.end()
-        answered = self._redaction.output(said)
+        allowance = Allowance(seconds, limit, run.policy.model_idle_timeout_s, purse_of(run))
+        consults = self.cast.consults
+        answered = self._redaction.output(await self._streamed(request, effect.estimated_input_tokens, allowance))
         if isinstance(answered, f.ToolCallsRequested):
             return answered, self._redaction.verdict(consults.calls(answered))
         if isinstance(answered, f.FinalProposed):
             return answered, self._redaction.verdict(consults.answer(self.journal.run, answered, cited(self.journal.run, answered)))
         return (answered,)
+
+    async def _streamed(self, request: p.Request, estimated_input: int, allowance: Allowance) -> Answered:
+        """Ask, showing what comes and writing it down beside; everything that was handed over is stored behind this. Raises what the store raises."""
+        checkpoints = Checkpoints(request.turn, self._append)
+
+        def hear(part: p.Part) -> None:
+            self.cast.show(part)
+            checkpoints.take(part)
+
+        shown = Shown(self._redaction, hear)
+        try:
+            answered = await ask(self.cast.model, request, estimated_input, allowance, self.cast.clock, shown.take, self._stop, checkpoints.broken)
+        except asyncio.CancelledError:  # the run is parked, and there will be no response
+            shown.end()
+            with suppress(LostOwnership):  # who took over meanwhile drives on; this task is cancelled all the same
+                await checkpoints.close(rest=True)
+            raise
+        finally:
+            checkpoints.stop()
+        shown.end()
+        await checkpoints.close()
+        return answered
 
     async def _run_tool(self, effect: RunTool) -> f.ToolSucceeded | f.ToolFailed:
         run, clock = self.journal.run, self.cast.clock
@@ -176,6 +200,16 @@ def note_late(journal: Journal, fact: f.LateOutcome) -> None:
     """Append a late outcome from outside the driver."""
     with suppress(StoreUnavailable):  # a store that is closed by then takes no more notes, and the note changes nothing
         Journal(journal.log, journal.run.id, clock=journal.clock).load().command_sync(lambda _run: (fact,))
+
+
+def purse_of(run: Run) -> Purse:
+    """Tokens and money that the next response may take."""
+    tokens, usd = run.budgets.max_tokens, run.budgets.max_cost_usd
+    return Purse(
+        tokens=None if tokens is None else tokens - run.spent.tokens,
+        usd=None if usd is None else money.subtract(usd, run.spent.cost_usd),
+        price=run.begun.price,
+    )
 
 
 def time_left(run: Run, clock: p.Clock) -> tuple[float | None, Reason]:

@@ -131,10 +131,13 @@ class Redaction:
         """What a model said, or how it failed, as it may be written; of the same type."""
         if isinstance(fact, f.ModelFailed):
             error = msgspec.structs.replace(fact.error, type=self.text(fact.error.type), message=self.text(fact.error.message))
-            return msgspec.structs.replace(fact, error=error, text=self.text(fact.text))
-        calls = tuple(msgspec.structs.replace(call, arguments_text=self.arguments(call.arguments_text)) for call in fact.calls)
+            return msgspec.structs.replace(fact, error=error, text=self.text(fact.text), reasoning=self.text(fact.reasoning), calls=self._calls(fact.calls))
+        calls = self._calls(fact.calls)
         texts = {name: self.text(getattr(fact, name)) for name in ("text", "reasoning", "refusal", "rationale", "detail") if getattr(fact, name, "")}
         return msgspec.structs.replace(fact, calls=calls, opaque=tuple(self.value(item) for item in fact.opaque), **texts)
+
+    def _calls(self, calls: tuple[f.ProposedCall, ...]) -> tuple[f.ProposedCall, ...]:
+        return tuple(msgspec.structs.replace(call, arguments_text=self.arguments(call.arguments_text)) for call in calls)
 
     def verdict(self, fact: f.CallsChecked | f.AnswerChecked) -> Any:
         """What user code said, errors included; of the same type."""

@@ -21,7 +21,7 @@ def request_of(run: Run, messages: Sequence[Message]) -> Request:
         tools=tools,
         max_output_tokens=asked.max_output_tokens,
         answer_schema=setup.answer_schema,
-        notice=notice(run),
+        notice="" if messages and messages[-1].kind == "paused" else notice(run),  # the provider goes on from the last message, and from nothing behind it
     )
 
 

@@ -357,8 +357,8 @@ def _orphans_on_cancel() -> Logs:
 class _Obstinate(Journal):
     """Appends for a driver whatever another one says."""
 
-    def _prepare(self, inputs: Inputs, epoch: int | None) -> Any:  # noqa: ARG002 - that is what is wrong with it
-        return super()._prepare(inputs, None)
+    def _prepare(self, inputs: Inputs, epoch: int | None, *, beside: bool) -> Any:  # noqa: ARG002 - that is what is wrong with it
+        return super()._prepare(inputs, None, beside=beside)
 
 
 def _lost_ownership_ignored() -> Logs:

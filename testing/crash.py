@@ -163,13 +163,21 @@ def losses(survived: Survived, twin: Outcome) -> Iterator[str]:
         mine, its = getattr(survived.outcome, name), getattr(twin, name)
         if mine != its:
             yield f"{name} is {mine!r}, the twin's {its!r}"
-    if survived.outcome.messages == twin.messages and survived.outcome.estimated != twin.estimated:  # estimates follow the transcript
-        yield f"estimated is {survived.outcome.estimated!r}, the twin's {twin.estimated!r}"
+    mine_estimated, its_estimated = survived.outcome.estimated, twin.estimated
+    differs = mine_estimated.total < its_estimated.total if _lost_a_request(survived) else mine_estimated != its_estimated
+    if survived.outcome.messages == twin.messages and differs:  # estimates follow the transcript
+        yield f"estimated is {mine_estimated!r}, the twin's {its_estimated!r}"
     if len(survived.outcome.messages) != len(twin.messages):
         yield f"the transcript has {len(survived.outcome.messages)} messages, the twin's {len(twin.messages)}"
     for place, (mine, its) in enumerate(zip(survived.outcome.messages, twin.messages, strict=False)):
         if mine != its and not (may_doubt(survived, mine) and (mine.call_id, mine.name) == (its.call_id, its.name)):
             yield f"message {place} is {mine!r}, the twin's {its!r}"
+
+
+def _lost_a_request(survived: Survived) -> bool:
+    """Whether a request was repeated under its number: what the lost one used is estimated on top."""
+    numbers = [record.fact.number for record in survived.records if isinstance(record.fact, f.ModelRequested)]
+    return len(numbers) != len(set(numbers))
 
 
 def may_doubt(survived: Survived, message: Message) -> bool:

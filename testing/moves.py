@@ -16,6 +16,7 @@ from refold.events.words import CallId, Digest, Effect, Kind, RunId, StopReason
 from refold.fsm.effects import pending
 from refold.fsm.guards import ASK_USER
 from refold.fsm.machine import EDGES
+from refold.projections.revisions import ENGINE, SUPPORTED
 from refold.projections.run import Call, Run
 from refold.runtime.agent import Agent
 from refold.testing.strategies import arguments_of, budgets, policies, texts
@@ -24,6 +25,9 @@ T = TypeVar("T")
 Check = Callable[[f.ProposedCall], f.Check]
 ANYBODY: Final = "anybody"
 URGENT: Final = 12
+Cause = Literal["cancelled", "limit", "length", "filtered", "invalid", "paused", "overflow"]
+_HALF: Final = (f.ProposedCall(id=CallId("t1.1"), name="look", arguments_text='{"n": '),)
+"""What had come of a call when its stream broke."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,8 @@ def _deniable(run: Run) -> list[Call]:
 
 def _setup(it: Choice) -> f.Setup:
     price = it.draw(st.sampled_from((None, f.Price(input="3", output="15", cached_input="0.3"))))
-    return f.Setup(engine=1, seed="seed", tools=it.toolbox.tools, price=price, budgets=it.draw(budgets()), policy=it.draw(policies()))
+    engine = it.draw(st.sampled_from((ENGINE, ENGINE, *sorted(SUPPORTED))))
+    return f.Setup(engine=engine, seed="seed", tools=it.toolbox.tools, price=price, budgets=it.draw(budgets()), policy=it.draw(policies()))
 
 
 def _start(it: Choice) -> Sequence[f.Input]:
@@ -267,25 +272,41 @@ def _claim(it: Choice) -> Sequence[f.Input]:
     return claim, verdict
 
 
+def _checkpoint(it: Choice) -> Sequence[f.Input]:
+    return (f.StreamCheckpointed(text=it.draw(st.sampled_from(("so ", "so far"))), calls=it.draw(st.sampled_from(((), _HALF))), usage=_usage(it)),)
+
+
 def _interruption(it: Choice) -> Sequence[f.Input]:
-    cause: Literal["cancelled", "limit", "length", "filtered", "invalid"] = it.draw(
-        st.sampled_from(("cancelled", "limit", "length", "filtered", "invalid", "invalid"))
-    )
+    cause: Cause = it.draw(st.sampled_from(("cancelled", "limit", "length", "filtered", "invalid", "invalid", "paused", "overflow")))
+    ours = cause in ("cancelled", "limit")
     return (
         f.ModelInterrupted(
-            cause=cause, detail="cut", limit="timeout_s" if cause == "limit" else None, text=_text(it), usage=_usage(it), elapsed_us=_elapsed(it)
+            cause=cause,
+            detail="cut",
+            limit="timeout_s" if cause == "limit" else None,
+            text=_text(it),
+            calls=_HALF if ours else (),
+            opaque=it.draw(st.sampled_from(((), ({"signature": "x"},)))),
+            usage=_usage(it),
+            unreported=_unreported(it) if ours else None,
+            elapsed_us=_elapsed(it),
         ),
     )
 
 
+def _unreported(it: Choice) -> f.Usage | None:
+    return it.draw(st.sampled_from((None, f.Usage(output_tokens=5, estimated=True), f.Usage(input_tokens=40, output_tokens=5, estimated=True))))
+
+
 def _provider_failure(it: Choice) -> Sequence[f.Input]:
     error = f.ErrorInfo(
-        type="overloaded",
+        type=it.draw(st.sampled_from(("overloaded",) * 9 + ("context_overflow",))),
         message=_text(it),
         retryable=it.draw(st.sampled_from((True, True, True, False))),
         retry_after_s=it.draw(st.sampled_from((None, 0, 5))),
     )
-    return (f.ModelFailed(error=error, usage=_usage(it), elapsed_us=_elapsed(it)),)
+    calls: tuple[f.ProposedCall, ...] = it.draw(st.sampled_from(((), _HALF)))
+    return (f.ModelFailed(error=error, calls=calls, usage=_usage(it), unreported=_unreported(it), elapsed_us=_elapsed(it)),)
 
 
 def _success(it: Choice) -> Sequence[f.Input]:
@@ -358,8 +379,8 @@ MOVES: Final[dict[str, Move]] = {
     "driver_detached": Move(lambda run: _driven(run) or _ended(run), _detached, 2, urgent=lambda run: _driven(run) and not pending(run)),
     "context_chosen": Move(_begun, lambda _: (f.ContextChosen(builder="mine", left_out=(1,)),), 1, urgent=_idle),
     "context_compacted": Move(_begun, lambda it: (f.ContextCompacted(upto=it.run.position, summary="so far"),), 1, urgent=_idle),
-    "usage_updated": Move(_asked, lambda _: (f.UsageUpdated(usage=f.Usage(input_tokens=3)),), 2),
-    "stream_checkpointed": Move(_asked, lambda _: (f.StreamCheckpointed(text="so "),), 2),
+    "usage_updated": Move(_asked, lambda it: (f.UsageUpdated(usage=_usage(it) or f.Usage(input_tokens=3)),), 3),
+    "stream_checkpointed": Move(_asked, _checkpoint, 3),
     "model_failed": Move(_asked, _provider_failure, 6),
     "model_interrupted": Move(_asked, _interruption, 6),
     "final_proposed": Move(_asked, _claim, 12),

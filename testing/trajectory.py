@@ -15,6 +15,7 @@ from refold.events.words import CallId, Digest, Effect, Kind, RunId, StopReason
 from refold.fsm.audit import Audit, audit_rows
 from refold.fsm.decide import decide
 from refold.fsm.machine import empty, step
+from refold.projections.revisions import ENGINE
 from refold.projections.run import Run
 
 START: Final = 1_000_000_000_000_000
@@ -89,7 +90,7 @@ class Trajectory:
 
     def start(self, *, goal: str = "Do it.", budgets: Budgets | None = None, policy: Policy | None = None, attach: bool = True, **setup: Any) -> "Trajectory":
         """Begin, by default with somebody who drives."""
-        fields: dict[str, Any] = {"engine": 1, "seed": "seed"} | setup
+        fields: dict[str, Any] = {"engine": ENGINE, "seed": "seed"} | setup
         begun = f.RunStarted(goal=goal, setup=f.Setup(budgets=budgets or Budgets(), policy=policy or Policy(), **fields))
         self.tell(begun, *([self.driver()] if attach else []))
         return self

@@ -16,7 +16,7 @@ from refold.events.storage import PayloadMissing, StoreMissing
 from refold.events.words import Digest
 from refold.fsm.audit import Verified, verify_rows
 from refold.fsm.machine import Illegal
-from refold.fsm.revisions import SUPPORTED
+from refold.projections.revisions import SUPPORTED
 from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.agent import Agent

@@ -40,10 +40,11 @@ class Refused(Exception):
 
 WRONG: Final = (
     "events.storage:StoreMissing",
-    "fsm.revisions:UnsupportedEngine",
+    "projections.revisions:UnsupportedEngine",
     "runtime.cli.parsing:Misused",
     "runtime.agent:NotEnded",
     "runtime.agent:OtherAgent",
+    "runtime.agent:UnknownPrice",
     "runtime.documents:DocumentsError",
     "runtime.driver:RunExists",
     "runtime.journal:OtherHistory",

@@ -6,7 +6,7 @@ import pytest
 
 from refold import Agent, open_store
 from refold.events import facts as f
-from refold.fsm import revisions
+from refold.projections import revisions
 from refold.runtime.cli import exits
 from refold.runtime.journal import Journal
 from refold.runtime.store import attach

@@ -11,7 +11,7 @@ from refold.events.words import CallId, Digest
 from refold.fsm.decide import decide, follow
 from refold.fsm.effects import AskModel, RunTool, pending
 from refold.fsm.machine import Illegal
-from refold.fsm.revisions import UnsupportedEngine
+from refold.projections.revisions import UnsupportedEngine
 from refold.testing.trajectory import START, Act, Trajectory
 
 Start = Callable[..., Trajectory]
@@ -528,7 +528,7 @@ def test_a_request_that_would_overshoot_is_not_made(start: Start) -> None:
 
 def test_the_output_limit_is_what_the_budget_leaves(start: Start) -> None:
     run = start(budgets=Budgets(max_tokens=10_000))
-    run.calls(LOOK, usage=f.Usage(input_tokens=8_000))
+    run.calls(LOOK, usage=f.Usage(input_tokens=20, output_tokens=7_980))
     run.succeed("t1.1")
     request = run.found("model_requested")
     assert request.max_output_tokens == 10_000 - 8_000 - request.estimated_input_tokens < 4_096

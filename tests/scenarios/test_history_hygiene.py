@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from refold import Agent, fold, tool
@@ -127,7 +128,9 @@ def test_B117_the_history_does_not_grow_by_being_resumed(stage, twin):
     other.run_sync("Do it.", store=straight, run_id="r")
     # then all their requests are the same
     assert sittings == 6
-    assert model.requests == other.model.requests
+    # but that the budget of the paused one is less by what its interrupted requests may have used
+    alike = [[msgspec.structs.replace(request, notice="") for request in each.requests] for each in (model, other.model)]
+    assert alike[0] == alike[1]
     assert len(model.requests[-1].messages) == 1 + 2 * 6
 
 

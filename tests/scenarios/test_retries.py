@@ -39,9 +39,10 @@ def test_B101_a_request_that_the_model_cannot_read_is_bounded(stage):
     turns = [{"text": "", "reasoning": "too long", "stop_reason": "context_overflow"}] * 10
     # when
     result = stage.play(turns)
-    # then it is told so a few times at most
-    assert (result.status, result.reason) == ("failed", "max_model_errors")
-    assert len(stage.requests()) == Policy().max_model_errors + 1
+    # then it is not asked the same again, and the run says what was too long
+    assert (result.status, result.reason) == ("failed", "provider")
+    assert "longer than the model's window" in result.detail
+    assert len(stage.requests()) == 1
 
 
 @pytest.mark.parametrize("status", PASSING)

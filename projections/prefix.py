@@ -1,0 +1,74 @@
+"""What a request begins with, as a chain of digests: of the instructions, of the tools as they are shown, and of each message.
+
+Apart from the fold, because deciding, folding and rebuilding a prompt ask the same few functions. A request whose chain goes on from that of the one before
+shows all of it unchanged; where two chains part, the digests alone tell which part is another.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from refold.events import facts as f
+from refold.events.chain import NOTHING, digest_of
+from refold.events.words import Digest
+from refold.projections.messages import Message, encode
+from refold.projections.run import Entry, Run
+
+HISTORY = "history"
+"""The kind of the entry that stands for everything a parent said and saw."""
+
+
+class Part(NamedTuple):
+    """A part of a request: `name` in words, its digest and its bytes."""
+
+    name: str
+    digest: Digest
+    size: int
+
+
+def chained(before: Digest, digests: Iterable[Digest]) -> Digest:
+    """A chain extended by some links."""
+    for digest in digests:
+        before = digest_of(f"{before}{digest}".encode("ascii"))
+    return before
+
+
+def head(setup: f.Setup, *, bare: bool) -> tuple[Part, Part]:
+    """Instructions and tools, as every request of a run begins; a `bare` one shows no tools."""
+    return _part("instructions", setup.instructions), _part("tools", () if bare else [(tool.name, tool.description, tool.schema) for tool in setup.tools])
+
+
+def _part(name: str, shown: Any) -> Part:
+    encoded = encode(shown)
+    return Part(name, digest_of(encoded), len(encoded))
+
+
+def start(setup: f.Setup, *, bare: bool) -> Digest:
+    """The chain in front of the first message."""
+    return chained(NOTHING, (part.digest for part in head(setup, bare=bare)))
+
+
+def entry_of(message: Message, position: int) -> Entry:
+    """A message as the run remembers it."""
+    encoded = encode(message)
+    return Entry(position=position, kind=message.kind if message.role == "tool" else message.role, size=len(encoded), digest=digest_of(encoded))
+
+
+def next_digest(run: Run, news: Iterable[Message], *, bare: bool) -> Digest:
+    """The digest of the next request, which shows what the one before did and `news` behind it."""
+    before = run.prefix if bare == run.bare else chained(start(run.begun, bare=bare), (entry.digest for entry in run.entries))
+    return chained(before, (digest_of(encode(message)) for message in news))
+
+
+def digest_of_prompt(setup: f.Setup, messages: Iterable[Message], *, bare: bool, history: Digest | None = None) -> Digest:
+    """The digest of a request made again from everything it shows; `history` is the transcript's, where `messages` are those behind what a parent said."""
+    before = start(setup, bare=bare)
+    before = chained(before, (history,)) if history is not None else before
+    return chained(before, (digest_of(encode(message)) for message in messages))
+
+
+def parts(run: Run, *, bare: bool) -> list[Part]:
+    """Every part of the last request, in order."""
+    messages = (
+        Part("the transcript of the parent" if entry.kind == HISTORY else f"message {n}", entry.digest, entry.size) for n, entry in enumerate(run.entries, 1)
+    )
+    return [*head(run.begun, bare=bare), *messages]
