@@ -12,7 +12,7 @@ from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
 from refold.projections import spending
 from refold.projections.messages import Message, MessageCall, assistant, bytes_of, encode, failure, is_repeatable, paused, quoted, told, user, visible
-from refold.projections.prefix import HISTORY, chained, entry_of, start
+from refold.projections.prefix import HISTORY, chained, entry_of, head, start
 from refold.projections.run import Call, Driver, Entry, Run, Turn, Write, replace
 from refold.projections.spending import active
 
@@ -122,7 +122,9 @@ def _begun(run: Run, setup: f.Setup, at: int) -> Run:
     """Instructions and tools are the first bytes of every request: their digest and size are where the prefix begins."""
     first = encode((setup.instructions, setup.tools))
     after = replace(run, setup=setup, started_at=at, prefix=digest_of(first), size=len(first))
-    return replace(after, prefix=start(setup, bare=False)) if after.rules.chains else after
+    if not after.rules.chains:
+        return after
+    return replace(after, prefix=start(setup, bare=False), size=sum(part.size for part in head(setup, bare=False)))
 
 
 def _continued(run: Run, fact: f.RunContinued, at: int) -> Run:

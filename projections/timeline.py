@@ -11,6 +11,7 @@ import msgspec
 from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.words import CallId
+from refold.projections.breaks import breaks
 
 SpanKind = Literal["request", "call", "wait", "dead"]
 """A request to the model, an attempt of a call, waiting for a human, or the time between a driver that vanished and the next."""
@@ -30,6 +31,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     outcome: str = ""
     elapsed_us: int | None = None
     """Measured by a monotonic clock, where an effect was."""
+    broke: str = ""
+    """Of a request: the first part of what the one before had shown that is another now."""
 
     @property
     def duration_us(self) -> int | None:
@@ -40,12 +43,14 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def timeline(records: Iterable[Record]) -> tuple[Span, ...]:
     """The spans of a run, in the order begun."""
+    held = list(records)
     spans: list[Span] = []
     open_: dict[str, int] = {}
     names: dict[CallId, str] = {}
-    for record in records:
+    for record in held:
         _take(spans, open_, names, record)
-    return tuple(spans)
+    broken = {found.position: found.part for found in breaks(held)}
+    return tuple(msgspec.structs.replace(span, broke=broken[span.position]) if span.position in broken else span for span in spans)
 
 
 def _take(spans: list[Span], open_: dict[str, int], names: dict[CallId, str], record: Record) -> None:

@@ -88,6 +88,8 @@ def message_json(message: Message, arguments: dict[str, Any]) -> dict[str, Any]:
     if message.role == "tool":
         return {"role": "tool", "call_id": message.call_id, "name": message.name, "kind": message.kind, "content": message.content}
     made: dict[str, Any] = {"role": message.role, "text": message.text}
+    if message.kind:
+        made["kind"] = message.kind
     if message.calls:
         made["calls"] = [
             {"id": call.id, "name": call.name, "arguments": arguments.get(call.id, call.arguments_text), "provider_id": call.provider_id}

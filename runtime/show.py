@@ -2,20 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from refold.events import facts as f
+from refold.events.chain import NOTHING
 from refold.events.codec import Record
-from refold.events.words import OWNERS, CallId, Kind
+from refold.events.words import OWNERS, CallId, Digest, Kind
 from refold.fsm.machine import empty, step
+from refold.projections.breaks import breaks
 from refold.projections.evolve import rejection
-from refold.projections.messages import Message
+from refold.projections.messages import Message, request_digest
+from refold.projections.prefix import digest_of_prompt
 from refold.projections.run import Run
 from refold.projections.transcript import said, waiting
 from refold.projections.view import answer_of, citations_of, message_json, pending_of, usage_of
 from refold.runtime.journal import OtherHistory, inherited
+from refold.runtime.ports import Request
+from refold.runtime.requests import request_of
 from refold.runtime.store import Store
 
 
@@ -30,6 +35,53 @@ def show(store: Store, run_id: str, at: int | None = None) -> dict[str, Any]:
         last = list(store.read(run_id))[-1].position
         raise NoSuchPosition(f"run {run_id} has no position {at}: it has 1 to {last}")
     return View(records, inherited_if_there(store, records[0].fact)).as_json()
+
+
+class NoPrompt(ValueError):
+    """No request is open at a position; the line names those that were made."""
+
+
+class OtherPrompt(Exception):
+    """A prompt that was made again is not the one whose digest was recorded."""
+
+
+class Prompt(NamedTuple):
+    """A request as it was sent, and the digest of everything that it shows: the recorded one, which it was found to have."""
+
+    request: Request
+    digest: Digest
+
+
+def prompt(store: Store, run_id: str, at: int | None = None) -> Prompt:
+    """The request that was open at a position (the last one by default), made again from the log. Raises NoSuchPosition, NoPrompt, OtherPrompt, UnknownRun."""
+    records = list(store.read(run_id))
+    first, last = records[0].position, records[-1].position
+    upto = last if at is None else at
+    if not first <= upto <= last:
+        raise NoSuchPosition(f"run {run_id} has no position {upto}: it has {first} to {last}")
+    known = [record for record in records if record.position <= upto]
+    if known[-1].target != "streaming_model":
+        made = ", ".join(str(record.position) for record in records if isinstance(record.fact, f.ModelRequested)) or "none"
+        raise NoPrompt(f"no request is open at position {upto} of run {run_id}; requests were made at {made}: give one with --at")
+    while not isinstance(known[-1].fact, f.ModelRequested):  # what came since says nothing of what was asked
+        known.pop()
+    begun = records[0].fact
+    if isinstance(begun, f.RunContinued):
+        return _prompt(View(known, inherited(store.log, begun)), begun.transcript)
+    return _prompt(View(known), None)
+
+
+def _prompt(view: "View", transcript: Digest | None) -> Prompt:
+    asked = view.run.request
+    assert asked is not None
+    request = request_of(view.run, view.messages)
+    if view.run.rules.chains:
+        digest = digest_of_prompt(view.run.begun, view.own_messages, bare=not request.tools, history=transcript)
+    else:
+        digest = view.digest
+    if digest != asked.digest:
+        raise OtherPrompt(f"the prompt of request {asked.number} of run {view.run.id} is not the one that was recorded")
+    return Prompt(request, digest)
 
 
 def inherited_if_there(store: Store, fact: f.Fact) -> tuple[Message, ...]:
@@ -50,14 +102,25 @@ class View:
         self.run = empty(records[0].run)
         self.messages: list[Message] = list(inherited)
         self._inherited = len(inherited)
+        self.digest = NOTHING
+        """Of the last request of a run whose requests are no chains: it covers the digest of the one before and what came since."""
         self.observations: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
         self._arguments: dict[str, Any] = {}
+        shown = self._inherited
         for record in records:
             before = self.run
             self.run = step(before, record)
             self.messages += said(before, record.fact, self.run)
+            if isinstance(record.fact, f.ModelRequested) and self.run.turn != before.turn and not self.run.rules.chains:
+                self.digest = request_digest(before.prefix, tuple(self.messages[shown:]))
+                shown = len(self.messages)
             self._observe(before, record)
+
+    @property
+    def own_messages(self) -> list[Message]:
+        """Those that are not its parent's."""
+        return self.messages[self._inherited :]
 
     def _observe(self, before: Run, record: Record) -> None:
         """What the model is told, and what was kept."""
@@ -148,6 +211,7 @@ class View:
             "record": self.records[-1].type,
             "at": self.records[-1].at,
             "model": run.setup.model if run.setup is not None else "",
+            "prefix_breaks": msgspec.to_builtins(breaks(self.records)),
             "head": run.head,
         }
 

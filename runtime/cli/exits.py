@@ -52,6 +52,7 @@ WRONG: Final = (
     "runtime.models:UnknownModel",
     "runtime.providers.script:ScriptError",
     "runtime.settings:WrongSetting",
+    "runtime.show:NoPrompt",
     "runtime.show:NoSuchPosition",
     "runtime.store:Ambiguous",
     "runtime.store:NotAsked",
@@ -59,7 +60,7 @@ WRONG: Final = (
     "runtime.transfer:OtherRun",
 )
 BUSY: Final = ("events.storage:StoreUnavailable", "runtime.journal:LostOwnership", "runtime.journal:TooManyConflicts", "runtime.ownership:DrivenElsewhere")
-BROKEN: Final = ("events.codec:Unreadable", "events.storage:PayloadMissing", "fsm.machine:Illegal")
+BROKEN: Final = ("events.codec:Unreadable", "events.storage:PayloadMissing", "fsm.machine:Illegal", "runtime.show:OtherPrompt")
 """What the layers below raise, by name: a class that was raised is loaded, and the others need not be."""
 
 

@@ -20,8 +20,7 @@ from refold.runtime.cli.render import Page, clock, cut, one_line, since, until
 from refold.runtime.cli.stores import opened, waiting_lines
 from refold.runtime.cli.telling import words
 from refold.runtime.journal import loader
-from refold.runtime.requests import request_of
-from refold.runtime.show import NoSuchPosition, View, inherited_if_there, show as shown
+from refold.runtime.show import Prompt, prompt, show as shown
 from refold.runtime.store import Store
 
 FOLLOW_S: Final = 0.1
@@ -33,7 +32,7 @@ def show(options: o.Show) -> int:
     with opened(options) as store:
         run_id = store.find(options.run)
         if options.prompt:
-            return _prompt(options, store, run_id)
+            return _prompt(options, prompt(store, run_id, options.at))
         view = shown(store, run_id, options.at)
     if options.json:
         output.document(view)
@@ -42,24 +41,12 @@ def show(options: o.Show) -> int:
     return COMPLETED
 
 
-def _prompt(options: o.Show, store: Store, run_id: RunId) -> int:
-    """The request that was open at a position, made again from the log."""
-    records = list(store.read(run_id))
-    first, last = records[0].position, records[-1].position
-    at = last if options.at is None else options.at
-    if not first <= at <= last:
-        raise NoSuchPosition(f"run {run_id} has no position {at}: it has {first} to {last}")
-    view = View([record for record in records if record.position <= at], inherited_if_there(store, records[0].fact))
-    if view.run.request is None or view.run.state != "streaming_model":
-        asked = [str(record.position) for record in records if record.type == "model_requested"]
-        raise Refused(
-            f"no request is open at position {view.run.position} of run {run_id}; requests were made at {', '.join(asked) or 'none'}: give one with --at"
-        )
-    request = request_of(view.run, view.messages)
+def _prompt(options: o.Show, made: Prompt) -> int:
+    """A request, made again from the log."""
     if options.json:
-        output.document(msgspec.to_builtins(request))
+        output.document({**msgspec.to_builtins(made.request), "digest": made.digest})
     else:
-        output.line("\n".join(viewing.prompt_lines(request, Page())))
+        output.line("\n".join(viewing.prompt_lines(made.request, Page())))
     return COMPLETED
 
 

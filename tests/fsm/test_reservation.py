@@ -8,7 +8,7 @@ import pytest
 from refold.events import facts as f
 from refold.events.settings import Budgets, Policy
 from refold.fsm import limits
-from refold.projections.messages import encode
+from refold.projections.prefix import parts
 from refold.testing.trajectory import Act, Trajectory
 
 from .conftest import Start
@@ -35,8 +35,7 @@ def test_without_a_report_four_bytes_are_a_token(start: Start) -> None:
     run, request, _ = after_one_turn(start, None)
     assert request.estimated_input_tokens == -(-run.run.size // 4)
     # and the size is of exactly what is shown
-    first = encode(("", ()))
-    assert run.run.size == len(first) + sum(entry.size for entry in run.run.entries)
+    assert run.run.size == sum(part.size for part in parts(run.run, bare=False))
 
 
 def test_what_the_provider_said_it_read_is_where_the_next_estimate_begins(start: Start) -> None:
