@@ -88,7 +88,7 @@ def message_json(message: Message, arguments: dict[str, Any]) -> dict[str, Any]:
     if message.role == "tool":
         return {"role": "tool", "call_id": message.call_id, "name": message.name, "kind": message.kind, "content": message.content}
     made: dict[str, Any] = {"role": message.role, "text": message.text}
-    if message.kind:
+    if message.kind and message.role == "assistant":
         made["kind"] = message.kind
     if message.calls:
         made["calls"] = [

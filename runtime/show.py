@@ -74,14 +74,9 @@ def prompt(store: Store, run_id: str, at: int | None = None) -> Prompt:
 def _prompt(view: "View", transcript: Digest | None) -> Prompt:
     asked = view.run.request
     assert asked is not None
-    request = request_of(view.run, view.messages)
-    if view.run.rules.chains:
-        digest = digest_of_prompt(view.run.begun, view.own_messages, bare=not request.tools, history=transcript)
-    else:
-        digest = view.digest
-    if digest != asked.digest:
+    if view.digest_of_prompt(transcript) != asked.digest:
         raise OtherPrompt(f"the prompt of request {asked.number} of run {view.run.id} is not the one that was recorded")
-    return Prompt(request, digest)
+    return Prompt(request_of(view.run, view.messages), asked.digest)
 
 
 def inherited_if_there(store: Store, fact: f.Fact) -> tuple[Message, ...]:
@@ -102,7 +97,7 @@ class View:
         self.run = empty(records[0].run)
         self.messages: list[Message] = list(inherited)
         self._inherited = len(inherited)
-        self.digest = NOTHING
+        self._digest = NOTHING
         """Of the last request of a run whose requests are no chains: it covers the digest of the one before and what came since."""
         self.observations: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
@@ -113,14 +108,16 @@ class View:
             self.run = step(before, record)
             self.messages += said(before, record.fact, self.run)
             if isinstance(record.fact, f.ModelRequested) and self.run.turn != before.turn and not self.run.rules.chains:
-                self.digest = request_digest(before.prefix, tuple(self.messages[shown:]))
+                self._digest = request_digest(before.prefix, tuple(self.messages[shown:]))
                 shown = len(self.messages)
             self._observe(before, record)
 
-    @property
-    def own_messages(self) -> list[Message]:
-        """Those that are not its parent's."""
-        return self.messages[self._inherited :]
+    def digest_of_prompt(self, transcript: Digest | None) -> Digest:
+        """The digest of the last request, made from everything that it shows; `transcript` is that of the parent, where the run goes on from one."""
+        asked = self.run.request
+        if asked is None or not self.run.rules.chains:
+            return self._digest
+        return digest_of_prompt(self.run.begun, self.messages[self._inherited :], bare=asked.wrap_up, history=transcript)
 
     def _observe(self, before: Run, record: Record) -> None:
         """What the model is told, and what was kept."""

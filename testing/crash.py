@@ -164,7 +164,7 @@ def losses(survived: Survived, twin: Outcome) -> Iterator[str]:
         if mine != its:
             yield f"{name} is {mine!r}, the twin's {its!r}"
     mine_estimated, its_estimated = survived.outcome.estimated, twin.estimated
-    differs = mine_estimated.total < its_estimated.total if _lost_a_request(survived) else mine_estimated != its_estimated
+    differs = mine_estimated.total < its_estimated.total if lost_a_request(survived) else mine_estimated != its_estimated
     if survived.outcome.messages == twin.messages and differs:  # estimates follow the transcript
         yield f"estimated is {mine_estimated!r}, the twin's {its_estimated!r}"
     if len(survived.outcome.messages) != len(twin.messages):
@@ -174,7 +174,7 @@ def losses(survived: Survived, twin: Outcome) -> Iterator[str]:
             yield f"message {place} is {mine!r}, the twin's {its!r}"
 
 
-def _lost_a_request(survived: Survived) -> bool:
+def lost_a_request(survived: Survived) -> bool:
     """Whether a request was repeated under its number: what the lost one used is estimated on top."""
     numbers = [record.fact.number for record in survived.records if isinstance(record.fact, f.ModelRequested)]
     return len(numbers) != len(set(numbers))

@@ -16,7 +16,18 @@ from refold.runtime.agent import Agent
 from refold.runtime.models import DEFAULT
 from refold.runtime.providers.script import ScriptedModel
 
-Parts = p.TextDelta | p.ReasoningDelta | p.Refusal | p.ToolCallReady | p.OpaqueItem | p.UsageUpdated | p.Malformed | p.Finished
+Parts = (
+    p.TextDelta
+    | p.ReasoningDelta
+    | p.Refusal
+    | p.ToolCallOpened
+    | p.ArgumentsDelta
+    | p.ToolCallReady
+    | p.OpaqueItem
+    | p.UsageUpdated
+    | p.Malformed
+    | p.Finished
+)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +60,21 @@ def record(records: Iterable[Record], path: Path) -> None:
             case f.ModelRequested():
                 number = each.fact.number
             case f.ModelFailed() as failed:
-                answers[number] = Answer(parts=(p.TextDelta(text=failed.text),) if failed.text else (), error=failed.error)
+                answers[number] = Answer(parts=tuple(_broken(failed)), error=failed.error)
             case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted():
                 answers[number] = Answer(parts=tuple(_parts(each.fact)))
             case _:
                 pass
     path.write_bytes(msgspec.json.encode(Recording(spec=spec, answers=answers)))
+
+
+def _broken(failed: f.ModelFailed) -> list[Parts]:
+    """What came of a stream before it broke, as far as it says how far it came."""
+    made: list[Parts] = [p.ReasoningDelta(text=failed.reasoning)] if failed.reasoning else []
+    made += [p.TextDelta(text=failed.text)] if failed.text else []
+    for n, call in enumerate(failed.calls):
+        made += [p.ToolCallOpened(index=n, name=call.name, id=call.provider_id), p.ArgumentsDelta(index=n, text=call.arguments_text)]
+    return [*made, *_reported(failed.usage)]
 
 
 def _parts(output: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) -> list[Parts]:
@@ -66,18 +86,7 @@ def _parts(output: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) 
     made += [p.ToolCallReady(index=n, name=call.name, arguments=call.arguments_text, id=call.provider_id) for n, call in enumerate(output.calls)]
     if isinstance(output, f.ModelInterrupted) and output.cause == "invalid":
         made.append(p.Malformed(reason=output.detail))
-    if output.usage is not None and (not output.usage.estimated or output.usage.cost_usd is not None):
-        usage = output.usage
-        made.append(
-            p.UsageUpdated(
-                input_tokens=usage.input_tokens,
-                output_tokens=usage.output_tokens,
-                cached_input_tokens=usage.cached_input_tokens,
-                cache_write_tokens=usage.cache_write_tokens,
-                reasoning_tokens=usage.reasoning_tokens,
-                cost_usd=usage.cost_usd,
-            )
-        )
+    made += _reported(output.usage)
     finished = p.Finished(
         stop_reason=output.stop_reason,
         provider_stop_reason=output.provider_stop_reason,
@@ -86,6 +95,22 @@ def _parts(output: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) 
         no_evidence=output.no_evidence,
     )
     return [*made, finished]
+
+
+def _reported(usage: f.Usage | None) -> list[Parts]:
+    """A report as it came; none where what is recorded is an estimate of ours."""
+    if usage is None or (usage.estimated and usage.cost_usd is None) or usage == f.Usage():
+        return []
+    return [
+        p.UsageUpdated(
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_input_tokens=usage.cached_input_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cost_usd=usage.cost_usd,
+        )
+    ]
 
 
 class Recorded:

@@ -114,6 +114,8 @@ class Story:
                 yield "red", f"✗ {self._name(call_id)}: duplicate_action: {one_line(message, LINE)}"
             case f.RetryScheduled():
                 yield "yellow", f"↻ {cut(words(record), LINE)}"
+            case f.ModelInterrupted(cause="paused"):
+                yield "", "the provider paused, and is asked to go on"
             case f.ModelInterrupted() | f.ModelErrorObserved():
                 yield "red", f"✗ {cut(words(record), LINE)}"
             case f.FinalRejected():
@@ -184,7 +186,8 @@ class Live:
         if isinstance(what, TextDelta | ReasoningDelta):
             self._text = (self._text + what.text)[-400:]
         elif isinstance(what, Record):
-            self._text, self._since = "", time.monotonic()
+            if not isinstance(what.fact, f.StreamCheckpointed | f.UsageUpdated):  # what streams goes on behind those
+                self._text, self._since = "", time.monotonic()
             for style, text in self.story.tell(what):
                 self._print(text, style)
 

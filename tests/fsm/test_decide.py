@@ -794,3 +794,17 @@ def test_a_command_is_remembered_by_its_id(start: Start) -> None:
     run.tell(f.UserSaid(text="x", who="ann", command_id="c1"))
     assert run.run.commands.places("c1") == [4]
     assert "c2" not in run.run.commands
+
+
+@pytest.mark.parametrize(("asked_s", "delay_us"), [(0, 0), (0.0015, 1_500), (2.000001, 2_000_001), (120, 120_000_000)])
+def test_what_the_provider_asked_for_is_waited_to_the_microsecond(start: Start, asked_s: float, delay_us: int) -> None:
+    run = start(policy=Policy(max_retry_wait_s=120))
+    run.model_fails(retry_after_s=asked_s)
+    assert run.found("retry_scheduled").delay_us == run.found("model_requested").delay_us == delay_us
+
+
+@pytest.mark.parametrize("asked_s", [120.000001, 3_600, 10**9])
+def test_more_patience_than_there_is_ends_the_attempts(start: Start, asked_s: float) -> None:
+    run = start(policy=Policy(max_retry_wait_s=120))
+    assert run.model_fails(retry_after_s=asked_s) == ["model_failed", "model_error_observed", "run_failed"]
+    assert run.run.reason == "max_provider_retries"

@@ -5,7 +5,7 @@ python tests/logs/record.py
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import msgspec
 
 from refold import Agent, Budgets, NotPerformed, Policy, RetryableToolError, ScriptedModel, ToolResult, open_store, show, tool
 from refold.events import facts as f
-from refold.runtime import journal, store as stores
+from refold.projections.revisions import ENGINE
+from refold.runtime import checkpoints, journal, ports as p, store as stores
 from refold.runtime.store import Store
 from refold.runtime.transfer import export_lines
 
-FOLDER = Path(__file__).parent / "v1"
+FOLDER = Path(__file__).parent / f"v{ENGINE}"
 FAILED: list[str] = []
 
 
@@ -142,6 +143,67 @@ def recovered(store: Store, name: str) -> None:
     agent.resume_sync(name, store=store)
 
 
+class Streams:
+    """A model that streams parts, one list for each request; an exception among them is raised, and None is where it waits for ever."""
+
+    spec = "streams"
+
+    def __init__(self, *turns: list[p.Part | p.ModelError | None]) -> None:
+        self.turns = turns
+        self.reached = asyncio.Event()
+
+    async def stream(self, request: p.Request) -> AsyncIterator[p.Part]:
+        for each in self.turns[request.number - 1]:
+            if isinstance(each, p.ModelError):
+                raise each
+            if each is None:
+                self.reached.set()
+                await asyncio.Event().wait()
+            else:
+                yield each
+                await asyncio.sleep(0)
+
+
+END = p.Finished(stop_reason="stop")
+SAID: list[p.Part | p.ModelError | None] = [p.TextDelta(text="Done."), END]
+FIRST = p.UsageUpdated(input_tokens=400, output_tokens=1, cached_input_tokens=300)
+HALF = [p.ReasoningDelta(text="Hm."), p.TextDelta(text="I look"), p.ToolCallOpened(index=0, name="look", id="c1"), p.ArgumentsDelta(index=0, text='{"at": "ne')]
+PRICE = f.Price(input="3", output="15", cached_input="0.3", cache_write="3.75", source="by hand")
+
+
+def streamed(*turns: list[p.Part | p.ModelError | None], price: f.Price | None = None, **more: Any) -> Callable[[Store, str], None]:
+    def run(store: Store, name: str) -> None:
+        model = Streams(*turns)
+        agent = Agent(model=model, instructions="Be brief.", tools=[look], name="golden", **more)
+        begun = agent.declared(seed="0", model=model)
+        kept = journal.Journal(store.log, name)
+        kept.command_sync(lambda run: (f.RunStarted(goal=f"Do it: {name}.", setup=msgspec.structs.replace(begun, price=price)),))
+
+        async def drive() -> None:
+            running = asyncio.ensure_future(agent.resume(name, store=store))
+            reached = asyncio.ensure_future(model.reached.wait())
+            await asyncio.wait({running, reached}, return_when=asyncio.FIRST_COMPLETED)
+            reached.cancel()
+            if not running.done():
+                await store.cancel(name, "enough", who="ann", command_id="c1")
+            await running
+
+        asyncio.run(drive())
+
+    return run
+
+
+def lost(store: Store, name: str) -> None:
+    """A process that vanishes in the middle of a stream."""
+    agent = played(DONE)
+    kept = journal.Journal(store.log, name)
+    kept.command_sync(lambda run: (f.RunStarted(goal="Survive.", setup=agent.declared(seed="0")), stores.attach(run)))
+    kept.command_sync(lambda _: (f.StreamCheckpointed(text="I will ", usage=f.Usage(input_tokens=400, output_tokens=2)),))
+    kept.command_sync(lambda _: (f.StreamCheckpointed(text="look", reasoning="Hm."),))
+    kept.command_sync(lambda _: (f.UsageUpdated(usage=f.Usage(input_tokens=900, output_tokens=40)),))
+    agent.resume_sync(name, store=store)
+
+
 KINDS: dict[str, Callable[[Store, str], None]] = {
     "answer": simple(DONE),
     "tools": simple(
@@ -187,11 +249,30 @@ KINDS: dict[str, Callable[[Store, str], None]] = {
     "max-tool-calls": simple(turn(call("look", at="a"), call("look", at="b")), turn(call("look", at="c")), budgets=Budgets(max_tool_calls=1)),
     "max-tokens": simple(turn(call("look", at="a"), **USED), DONE, budgets=Budgets(max_tokens=900)),
     "max-cost": simple(turn(call("look", at="a"), **USED), DONE, budgets=Budgets(max_cost_usd="0.01")),
+    "long-stream": streamed([FIRST, *[p.TextDelta(text="word " * 1_000)] * 16, p.UsageUpdated(input_tokens=400, output_tokens=20_000), END]),
+    "cut-stream": streamed([FIRST, *[p.TextDelta(text="word " * 100)] * 40, END], budgets=Budgets(max_tokens=2_000)),
+    "cut-for-money": streamed([*[p.TextDelta(text="word " * 100)] * 40, END], price=PRICE, budgets=Budgets(max_cost_usd="0.02")),
+    "cancelled-stream": streamed([FIRST, *HALF, None]),
+    "broken-stream": streamed([FIRST, *HALF, p.ModelError("reset", "by peer", retryable=True, retry_after_s=0, mid_stream=True)], SAID, price=PRICE),
+    "lost-stream": lost,
+    "paused": streamed([p.TextDelta(text="I search."), p.OpaqueItem(item={"search": 1}), FIRST, p.Finished(stop_reason="pause")], SAID),
+    "too-long": streamed([p.ModelError("context_overflow", "too many tokens", retryable=False, code="context_length_exceeded", http_status=400)]),
+    "no-money-left": streamed(
+        [
+            p.ToolCallReady(index=0, name="look", arguments='{"at": "far"}'),
+            p.UsageUpdated(input_tokens=900, output_tokens=90),
+            p.Finished(stop_reason="tool_calls"),
+        ],
+        price=PRICE,
+        budgets=Budgets(max_cost_usd="0.014"),
+        policy=Policy(wrap_up=False),
+    ),
     "deadline": simple(DONE, budgets=Budgets(deadline="2020-01-01T00:00:00Z")),
 }
 
 
 def main() -> None:
+    checkpoints.INTERVAL_S = 3_600  # type: ignore[misc]  # how quick this machine is shows in no log
     journal.this_process, stores.USER, stores.HOST = lambda: "me@here:1", "me", "here"  # type: ignore[misc]
     stores.os.getpid = lambda: 1
     FOLDER.mkdir(exist_ok=True)

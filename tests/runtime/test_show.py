@@ -49,7 +49,11 @@ def test_every_prompt_is_made_again_with_the_digest_that_was_recorded(monkeypatc
     monkeypatch.setattr("refold.runtime.agent.ENGINE", engine)
     made = open_store("memory:")
     busy = {"error": {"type": "overloaded", "message": "busy", "retryable": True, "retry_after_s": 0}}
-    turns = [{"calls": [{"name": "look", "arguments": {"at": "north"}}, {"name": "look", "arguments": {"at": 7}}]}, busy, {"text": "cut", "stop_reason": "length"}]
+    turns = [
+        {"calls": [{"name": "look", "arguments": {"at": "north"}}, {"name": "look", "arguments": {"at": 7}}]},
+        busy,
+        {"text": "cut", "stop_reason": "length"},
+    ]
     turns += [{"text": "", "reasoning": "hm"}, {"text": "Seen."}]
     model, following = ScriptedModel(turns), ScriptedModel([{"calls": [{"name": "look", "arguments": {"at": "south"}}]}, {"text": "Seen too."}])
     Agent(model=model, instructions="Be brief.", tools=[look], budgets=Budgets(max_turns=4)).run_sync("Look.", store=made, run_id="r")

@@ -14,7 +14,7 @@ from refold.events import facts as f
 from refold.events.memory import MemoryLog
 from refold.events.storage import StoreUnavailable, Submission
 from refold.projections.run import Run
-from refold.runtime import checkpoints, ports as p
+from refold.runtime import asking, checkpoints, ports as p
 from refold.runtime.agent import UnknownPrice
 from refold.runtime.metering import Meter, Purse
 from refold.runtime.result import Result
@@ -72,7 +72,7 @@ def facts_of(store: Store, kind: type[Any]) -> list[Any]:
 
 async def until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
-        while not true():
+        while not true():  # noqa: ASYNC110 - a log has no event to wait for
             await asyncio.sleep(0.001)
 
 
@@ -247,7 +247,9 @@ def test_somebody_who_takes_over_in_the_middle_of_a_stream_ends_it() -> None:
 def test_what_people_say_meanwhile_does_not_disturb(stage_store: Store) -> None:
     # given somebody who says something between two checkpoints
     store = stage_store
-    model = Streams([p.TextDelta(text="t" * 40_000), lambda: store.say_sync("r", "hurry"), p.TextDelta(text="t" * 40_000), p.Finished(stop_reason="stop")], DONE)
+    model = Streams(
+        [p.TextDelta(text="t" * 40_000), lambda: store.say_sync("r", "hurry"), p.TextDelta(text="t" * 40_000), p.Finished(stop_reason="stop")], DONE
+    )
     # when
     result = asyncio.run(Agent(model=model).run("Do it.", store=store, run_id="r"))
     # then both are in the log, and the message is answered
@@ -432,8 +434,9 @@ def test_a_cancelled_stream_is_closed_at_once_and_paid_for() -> None:
     ]
 
 
-def test_a_stream_that_does_not_let_go_is_left_behind() -> None:
+def test_a_stream_that_does_not_let_go_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a model whose clean-up hangs
+    monkeypatch.setattr(asking, "GRACE_S", 0.01)
     store = open_store("memory:")
     reached, let_go = asyncio.Event(), asyncio.Event()
 

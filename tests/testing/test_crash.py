@@ -280,11 +280,12 @@ EXAMPLES: dict[str, Example] = {
     ),
     "a circle": Example(tuple(calls(call("look", topic="a")) for _ in range(6))),
     "the user speaks meanwhile": Example((calls(call("overhear", topic="a"), call("send", to="Ann")), calls(call("overhear", topic="b")), ANSWER)),
+    "a long answer": Example(({**calls(call("look", topic="a"), text="so " * 30_000, chunks=9), **USAGE}, {"text": "word " * 24_000, "chunks": 12})),
     "the script runs out": Example((calls(call("look", topic="a")),)),
 }
 
 
-SOON = ("one call of each effect", "approvals and a question", "a provider that fails for a while", "calls over the limit")
+SOON = ("one call of each effect", "approvals and a question", "a provider that fails for a while", "calls over the limit", "a long answer")
 """Examples of the quick set."""
 
 

@@ -11,8 +11,8 @@ from refold.events.memory import MemoryLog
 from refold.events.words import RunId
 from refold.projections.run import Call
 from refold.runtime.store import Store
-from refold.testing.crash import Outcome, Survived, Trial, losses, survive
-from refold.testing.strategies import Behaviour, agent_budgets, agent_policies, behaviours, crash_points, model_scripts
+from refold.testing.crash import Outcome, Survived, Trial, losses, lost_a_request, survive
+from refold.testing.strategies import TIGHT, Behaviour, agent_budgets, agent_policies, behaviours, crash_points, model_scripts
 
 
 @dataclass
@@ -94,7 +94,8 @@ def test_a_run_ends_as_its_twin_whatever_it_is_made_of(script, deeds, budgets, p
     # when
     survived = survive(trial, MemoryLog(), fate)
     # then
-    if in_doubt(survived, twin.outcome):
+    # where a request was lost, a budget of tokens that is met soon is met sooner: what it may have used is not there any more
+    if in_doubt(survived, twin.outcome) or (lost_a_request(survived) and budgets.max_tokens in TIGHT["max_tokens"]):
         assert list(losses(survived, survived.outcome)) == []
     else:
         assert list(losses(survived, twin.outcome)) == []
