@@ -257,7 +257,7 @@ def _cause(fact: f.Fact, position: int, policy: Policy) -> tuple[Reason, str] | 
     match fact:
         case f.CancelRequested(who=who):
             return "cancelled", f"cancelled by {who} at {position}"
-        case f.ModelFailed(error=error) if not error.retryable:
+        case f.ModelFailed(error=error) if not error.retryable or error.type == "context_overflow":
             return "provider", f"{error.type} at {position}"
         case f.ModelErrorObserved(kind="attempts_used_up"):
             return "max_provider_retries", f"the attempts were used up at {position}"

@@ -175,9 +175,19 @@ def losses(survived: Survived, twin: Outcome) -> Iterator[str]:
 
 
 def lost_a_request(survived: Survived) -> bool:
-    """Whether a request was repeated under its number: what the lost one used is estimated on top."""
-    numbers = [record.fact.number for record in survived.records if isinstance(record.fact, f.ModelRequested)]
-    return len(numbers) != len(set(numbers))
+    """Whether a driver attached while a request was open: what the lost one used is estimated on top."""
+    under_way = False
+    for record in survived.records:
+        match record.fact:
+            case f.ModelRequested():
+                under_way = True
+            case f.ModelFailed() | f.ModelOutput():
+                under_way = False
+            case f.DriverAttached() if under_way:
+                return True
+            case _:
+                pass
+    return False
 
 
 def may_doubt(survived: Survived, message: Message) -> bool:
