@@ -38,17 +38,21 @@ class Allowance:
 class _Stream:
     """One stream being taken in; `seen` is when its last part came."""
 
-    def __init__(self, parts: AsyncIterator[p.Part], meter: Meter, show: Callable[[p.Part], None]) -> None:
-        self.parts, self.meter, self.show = parts, meter, show
+    def __init__(self, model: p.Model, request: p.Request, meter: Meter, show: Callable[[p.Part], None]) -> None:
+        self.model, self.request, self.meter, self.show = model, request, meter, show
         self.assembler = Assembler()
+        self.whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the end came; what follows is only the closing of a connection."""
         self.seen = 0.0
-        self.exhausted = False
+        self._parts: AsyncIterator[p.Part] | None = None
+        """What is to be closed; None once there is nothing more."""
 
     async def take_in(self) -> End:
         """Take parts until the stream ends. Raises ModelError, also for whatever else the model raises."""
         loop = asyncio.get_running_loop()
         try:
-            async for given in self.parts:
+            self._parts = self.model.stream(self.request)
+            async for given in self._parts:
                 self.seen = loop.time()
                 if self.assembler.finished is not None:
                     continue  # nothing counts behind the end
@@ -58,7 +62,9 @@ class _Stream:
                 self.meter.take(part)
                 self.assembler.take(part)
                 self.show(part)
-            self.exhausted = True
+                if isinstance(part, p.Finished) and not self.whole.done():
+                    self.whole.set_result(None)
+            self._parts = None
         except (p.ModelError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -72,8 +78,8 @@ class _Stream:
         if not taking.done():
             taking.cancel()
             await asyncio.wait({taking}, timeout=GRACE_S)
-        close = getattr(self.parts, "aclose", None)
-        if taking.done() and not self.exhausted and close is not None:
+        close = getattr(self._parts, "aclose", None)
+        if taking.done() and close is not None:
             closing = loop.create_task(_closed(close))
             await asyncio.wait({closing}, timeout=max(0.0, until - loop.time()))
             closing.cancel()  # one that takes longer ends when it will
@@ -106,7 +112,7 @@ async def ask(
 ) -> Answered:
     """The fact that the response is; `stop` is done once the run is to end. Raises the cancellation of its own task, and the error of `broken` once that has one."""
     meter = Meter(estimated_input, allowance.purse)
-    stream = _Stream(model.stream(request), meter, show)
+    stream = _Stream(model, request, meter, show)
     began = clock.monotonic_us()
     taking = asyncio.get_running_loop().create_task(stream.take_in())
     try:
@@ -135,11 +141,16 @@ async def _end(taking: "asyncio.Task[End]", stream: _Stream, allowance: Allowanc
     stream.seen = loop.time()
     idle_s, allowed_s = allowance.idle_s, allowance.seconds
     until = loop.time() + allowed_s if allowed_s is not None else None
-    either: set[asyncio.Future[Any]] = {taking, stop, broken}
+    whole_at: float | None = None
     while True:
         now = loop.time()
+        either: set[asyncio.Future[Any]] = {taking, stop, broken}
+        if not stream.whole.done():
+            either.add(stream.whole)
+        elif whole_at is None:
+            whole_at = now + GRACE_S
         silent_at = stream.seen + idle_s if idle_s is not None else None
-        ends = [moment for moment in (until, silent_at) if moment is not None]
+        ends = [moment for moment in (until, silent_at, whole_at) if moment is not None]
         await asyncio.wait(either, timeout=max(0.0, min(ends) - now) if ends else None, return_when=asyncio.FIRST_COMPLETED)
         if broken.done():
             broken.result()
@@ -150,9 +161,11 @@ async def _end(taking: "asyncio.Task[End]", stream: _Stream, allowance: Allowanc
         if stop.done():
             return "cancelled"
         now = loop.time()
+        if whole_at is not None and now >= whole_at:
+            return "complete"
         if until is not None and now >= until:
             return "late"
-        if idle_s is not None and now >= stream.seen + idle_s:
+        if idle_s is not None and now >= stream.seen + idle_s and whole_at is None:
             return "silent"
 
 

@@ -463,6 +463,26 @@ def test_a_stream_that_does_not_let_go_is_left_behind(monkeypatch: pytest.Monkey
     assert asyncio.run(scenario()).status == "cancelled"
 
 
+@pytest.mark.parametrize("policy", [Policy(), Policy(model_idle_timeout_s=0.001)], ids=["patient", "impatient"])
+def test_a_stream_that_said_that_it_is_at_its_end_and_never_closes_is_complete(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
+    monkeypatch.setattr(asking, "GRACE_S", 0.02)
+    model = Streams([p.TextDelta(text="the answer"), p.Finished(stop_reason="stop"), never()])
+    result = Agent(model=model, policy=policy).run_sync("Do it.", store=open_store("memory:"))
+    assert (result.status, result.answer, model.closed, len(model.requests)) == ("completed", "the answer", 1, 1)
+
+
+def test_a_model_that_cannot_even_begin_has_failed() -> None:
+    class Unable:
+        spec = "unable"
+
+        def stream(self, request: p.Request) -> AsyncIterator[p.Part]:
+            raise RuntimeError("no connection pool")
+
+    result = Agent(model=Unable()).run_sync("Do it.", store=open_store("memory:"))
+    assert (result.status, result.reason) == ("failed", "provider")
+    assert "no connection pool" in result.detail
+
+
 def test_a_stream_that_breaks_keeps_what_came_apart_from_the_retry() -> None:
     store = open_store("memory:")
     reset = p.ModelError("connection", "reset by peer", retryable=True, retry_after_s=0, code="ECONNRESET")
