@@ -219,11 +219,12 @@ class DoubtResolved(CallFact, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LateOutcome(CallFact, frozen=True, kw_only=True, omit_defaults=True):
-    """A handler that had been given up came back; it changes nothing."""
+    """A handler that had been given up came back, or a tool was asked what became of a call and answered when a human had settled it; it changes nothing."""
 
     TAG, INPUT, OUTSIDE = "late_outcome", True, True
     outcome: str
     attempt: int = 1
+    by: Literal["handler", "reconcile"] = "handler"
     command_id: str = ""
 
 

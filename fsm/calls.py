@@ -103,7 +103,7 @@ def executing(run: Run, stamp: Stamp) -> f.Derived | None:
         if call.phase in ("closed", "started"):
             continue
         if closing is not None:
-            return f.ToolClosed(call=call.id, kind=closing[0], message=closing[1])
+            return f.ToolClosed(call=call.id, kind=closing[0], message=_why(run, call, closing[1]))
         if call.phase == "accepted" and (asked := _ask(run, call, stamp)) is not None:
             return asked
     ready = next((call for call in run.calls if call.phase in ("accepted", "ready", "retrying", "unknown")), None)
@@ -165,11 +165,21 @@ def _lost(call: Call) -> f.Derived | None:
 def _closing(run: Run, stamp: Stamp) -> tuple[Kind, str] | None:
     """Why no further call of this turn runs, if so: with what result and message the open ones are closed."""
     if run.cancel is not None:
-        return "cancelled", f"the run was cancelled by {run.cancel.who} before this call ran"
+        return "cancelled", f"the run was cancelled by {run.cancel.who}{NOT_RUN}"
     if run.policy.on_tool_error == "stop" and any(call.kind in TOOL_ERRORS for call in run.calls):
         return "cancelled", "an earlier call of the turn failed, and the policy is to stop"
     exceeded = next((found for limit in limits.BEFORE_TOOLS if (found := limit(run, stamp)) is not None), None)
     return ("limit_reached", exceeded.detail) if exceeded is not None else None
+
+
+NOT_RUN: Final = " before this call ran"
+
+
+def _why(run: Run, call: Call, why: str) -> str:
+    """Why an open call is closed; one that a lost process had begun may have acted."""
+    if call.phase != "unknown" or not run.rules.tells_begun:
+        return why
+    return f"{why.removesuffix(NOT_RUN)}; the process that ran this call is gone, and what became of it is unknown"
 
 
 def _ask(run: Run, call: Call, stamp: Stamp) -> f.Derived | None:

@@ -62,8 +62,8 @@ def written(run: Run, batch: Batch) -> tuple[list[Record], dict[Digest, bytes]]:
 
 
 def _from_outside(fact: f.Input) -> bool:
-    """Not what a tool said of its own call when the driver asked."""
-    return fact.OUTSIDE and not (isinstance(fact, f.DoubtResolved) and fact.by == "reconcile")
+    """Not what a tool said of its own call when the driver asked, in time or too late."""
+    return fact.OUTSIDE and not (isinstance(fact, f.DoubtResolved | f.LateOutcome) and fact.by == "reconcile")
 
 
 def follow(run: Run, stamp: Stamp) -> f.Derived | None:

@@ -115,7 +115,7 @@ def _closes(fact: f.Fact) -> CallId | None:
             | f.ClarificationReceived()
         ):
             return fact.call
-        case f.DoubtResolved() if fact.verdict != "did_not_happen":
+        case f.DoubtResolved() if fact.verdict in ("happened", "tell_model"):
             return fact.call
         case _:
             return None

@@ -64,7 +64,7 @@ def _performs(fact: f.Fact) -> CallId | None:
             return call
         case f.ToolClosed(call=call, kind="in_doubt"):
             return call
-        case f.DoubtResolved(call=call, verdict=verdict) if verdict != "did_not_happen":
+        case f.DoubtResolved(call=call, verdict=verdict) if verdict in ("happened", "tell_model"):
             return call
         case _:
             return None

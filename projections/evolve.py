@@ -310,7 +310,7 @@ def _granted(run: Run, fact: f.ApprovalGranted, at: int) -> Run:
 def _resolved(run: Run, fact: f.DoubtResolved) -> Run:
     match fact.verdict:
         case "happened":
-            after = _close(run, fact.call, "success", fact.result)
+            after = _update(_close(run, fact.call, "success", fact.result), fact.call, performed="yes")
             call = after.call(fact.call)
             assert call is not None
             return acted(after, call.check) if call.check is not None else after

@@ -227,7 +227,7 @@ class Run(_Struct, frozen=True, kw_only=True):
             case f.RunCancelled():
                 return "cancelled"
             case None:
-                return "waiting_for_user" if self.waits else "running"
+                return "waiting_for_user" if self.waits or self._asks else "running"
             case _:
                 assert_never(self.ended)
 
@@ -238,6 +238,13 @@ class Run(_Struct, frozen=True, kw_only=True):
             return False
         open_calls = [call for call in self.calls if call.open]
         return bool(open_calls) and all(call.phase in ("waiting", "doubt") and not call.to_reconcile for call in open_calls)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether a human is asked while nothing is performed; what was allowed already waits for a driver."""
+        if self.state != "executing_tools" or self.cancel is not None or any(call.phase in ("started", "retrying", "unknown") for call in self.calls):
+            return False
+        return any(call.phase == "waiting" or (call.phase == "doubt" and not call.to_reconcile) for call in self.calls)
 
     @property
     def calls(self) -> tuple[Call, ...]:

@@ -4,11 +4,13 @@ It decides nothing. Starting, resuming, recovering from a crash and taking over 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Final
 
 from refold.events import facts as f
+from refold.events.parts import CallFact
 from refold.events.storage import StoreUnavailable
 from refold.fsm.effects import AskModel, Effect, pending
 from refold.projections.run import Run
@@ -19,6 +21,10 @@ from refold.runtime.store import attach
 
 WATCH_S: Final = 0.1
 """How often the log is asked whether somebody else appended while effects run."""
+
+
+STOPPING: Final[ContextVar[Callable[[], bool]]] = ContextVar("stopping", default=lambda: False)
+"""Whether whoever drives was told to stop, and is about to cancel the run or its task: nothing is begun from then on. Of everything that is driven in this context."""
 
 
 class RunExists(Exception):
@@ -32,11 +38,13 @@ class Driver:
         self.journal = journal
         self.lost = False
         """Whether somebody else took over."""
+        self._stopping = STOPPING.get()
         self._loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = self._loop.create_future()
         self._ownership = Ownership(self.cancel)
         self._performer = Performer(journal, cast, self._stop, self._notice, self._append_beside)
         self._running: dict[str, asyncio.Task[Sequence[f.Input]]] = {}
+        self._parked = Parked()
         self._epoch = 0
         self._seen = -1
         self._appending = False
@@ -67,9 +75,9 @@ class Driver:
         except LostOwnership:
             self.lost = self.journal.run.state != "done"
         except asyncio.CancelledError:
-            await self._end_effects()
+            known = await self._end_effects()
             with suppress(LostOwnership):  # who took over meanwhile drives on; this task is cancelled all the same
-                await self._detach("parked")
+                await self._detach("parked", known)
             raise
         finally:
             if self._watch is not None:
@@ -99,19 +107,23 @@ class Driver:
             raise LostOwnership(f"run {run.id} has ended")
         return *begin, *self._performer.cast.consults.void(run), attach(run)
 
-    async def _detach(self, why: str) -> None:
-        """Let go of a run that has not ended."""
+    async def _detach(self, why: str, known: Sequence[f.Input] = ()) -> None:
+        """Let go of a run that has not ended; what effects came to meanwhile is in the same batch, so that nothing is begun any more."""
         if self.journal.run.state != "done":
-            epoch = self._epoch
-            await self.journal.command(lambda run: (f.DriverDetached(epoch=epoch, why=why),) if run.driver is not None else (), epoch=epoch)
+            await self._append((*known, f.DriverDetached(epoch=self._epoch, why=why)))
 
     async def _go_on(self) -> None:
         """Perform everything that is pending; each outcome is appended when it happens."""
         while effects := pending(self.journal.run):
             if not self._ownership.check():
                 raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
+            if self._stopping():  # whoever was told so is about to cancel this task, or the run
+                await asyncio.wait({self._stop}, timeout=WATCH_S)
+                self._notice()
+                if not self._stop.done():
+                    continue
             if len(effects) == 1 and not self._running:
-                await self._append(await self._performer.perform(effects[0]))
+                await self._append(self._parked.unless(await self._performer.perform(effects[0])))
                 continue
             for effect in effects:
                 if _name(effect) not in self._running:
@@ -126,7 +138,7 @@ class Driver:
         try:
             if not self._ownership.held:
                 raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
-            await self.journal.command(lambda _run: facts, epoch=self._epoch)
+            await self.journal.command(lambda run: [_in_time(run, fact) for fact in facts], epoch=self._epoch)
         except LostOwnership:
             for fact in facts:
                 if isinstance(fact, f.ToolSucceeded):
@@ -147,14 +159,16 @@ class Driver:
         finally:
             self._appending = False
 
-    async def _end_effects(self) -> None:
-        """Nothing is left running."""
-        running = [task for task in self._running.values() if not task.done()]
+    async def _end_effects(self) -> list[f.Input]:
+        """Nothing is left running; gives what the effects came to all the same."""
+        running = list(self._running.values())
         self._running.clear()
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running)
+        ended = [task.result() for task in running if not task.cancelled() and task.exception() is None]
+        return [*self._parked.known, *(fact for facts in ended for fact in facts)]
 
     def _look(self) -> None:
         """Notice what others appended, again and again."""
@@ -172,6 +186,29 @@ class Driver:
         run = self.journal.run
         if run.cancel is not None or run.epoch != self._epoch or run.state == "done":
             self.cancel()
+
+
+class Parked:
+    """What the call came to in whose midst this task was cancelled; `known` is nothing otherwise."""
+
+    def __init__(self) -> None:
+        self.known: Sequence[f.Input] = ()
+        self._task = asyncio.current_task()
+        self._before = self._task.cancelling() if self._task is not None else 0
+
+    def unless(self, facts: Sequence[f.Input]) -> Sequence[f.Input]:
+        """`facts`, unless the task was cancelled meanwhile: then those of a call are kept; a model is asked again. Raises CancelledError."""
+        if self._task is not None and self._task.cancelling() > self._before:
+            self.known = [fact for fact in facts if isinstance(fact, CallFact)]
+            raise asyncio.CancelledError
+        return facts
+
+
+def _in_time(run: Run, fact: f.Input) -> f.Input:
+    """What a tool says of a call in doubt that a human has settled meanwhile comes too late."""
+    if not isinstance(fact, f.DoubtResolved) or (call := run.call(fact.call)) is None or call.phase == "doubt":
+        return fact
+    return f.LateOutcome(call=fact.call, outcome=f"asked what became of it, the tool said: {fact.verdict}", by="reconcile")
 
 
 def _name(effect: Effect) -> str:

@@ -133,10 +133,13 @@ class Performer:
         either: set[asyncio.Future[Any]] = {performing, self._stop}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not performing.done():
-                performing.cancel()
-                await asyncio.wait({performing})
+        except asyncio.CancelledError:  # the run is parked: what the handler gives all the same is its outcome
+            await _ended(performing)
+            known = late.when_parked() if performing.cancelled() else performing.result()
+            if known is None:
+                raise
+            return self._redaction.outcome(known)
+        await _ended(performing)
         outcome = late.when_cancelled() if performing.cancelled() else performing.result()
         late.note(heard=performing.cancelled())
         return self._redaction.outcome(outcome)
@@ -156,6 +159,13 @@ class Performer:
             return f.DoubtResolved(call=effect.call, verdict="happened", result=msgspec.json.decode(outcome.data), by="reconcile", who=effect.name)
         happened_not = isinstance(outcome, handlers.Failed) and outcome.performed == "no" and outcome.error_type == "NotPerformed"
         return f.DoubtResolved(call=effect.call, verdict="did_not_happen" if happened_not else "unknown", by="reconcile", who=effect.name)
+
+
+async def _ended(performing: "asyncio.Task[Any]") -> None:
+    """Tell a handler to stop where it has not, and wait until it has or is given up."""
+    if not performing.done():
+        performing.cancel()
+        await asyncio.wait({performing})
 
 
 def _context(run: Run, effect: RunTool) -> ToolContext:
@@ -182,6 +192,13 @@ class _Late:
             return self._heard
         performed = self._heard.performed if self._heard is not None else "unknown"
         return handlers.Failed(kind="cancelled", message="the run was cancelled while this call ran", performed=performed)
+
+    def when_parked(self) -> handlers.Succeeded | handlers.Failed | None:
+        """The outcome of a call whose run was parked, where the handler knew it: its result, or that nothing happened, so that it may be begun again."""
+        if isinstance(self._heard, handlers.Failed) and self._heard.performed == "no":
+            message = "the run was parked while this call ran, and nothing was performed"
+            return handlers.Failed(kind="cancelled", message=message, performed="no", retryable=True)
+        return self._heard if isinstance(self._heard, handlers.Succeeded) else None
 
     def note(self, *, heard: bool) -> None:
         """From here on what comes is a note, and so is what came already, unless it was `heard` as the outcome."""

@@ -144,7 +144,7 @@ class View:
         assert call is not None
         kind: Kind = call.kind or "success"
         ok = kind == "success"
-        human = isinstance(record.fact, f.ClarificationReceived | f.ApprovalDenied | f.DoubtResolved)
+        human = isinstance(record.fact, f.ClarificationReceived | f.ApprovalDenied) or (isinstance(record.fact, f.DoubtResolved) and record.fact.by == "human")
         ran = isinstance(record.fact, f.ToolSucceeded) or call.attempt > 0
         return {
             "turn": record.turn,

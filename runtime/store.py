@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,10 @@ from refold.runtime.text import visible, whole
 from refold.runtime.values import to_json
 
 Verdict = Literal["happened", "did_not_happen", "tell_model"]
+
+
+class OtherCommand(ValueError):
+    """The id of this command is that of another one, which was taken before."""
 
 
 class NotAsked(LookupError):
@@ -197,7 +201,7 @@ class Store:
     def say_sync(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> Taken:
         """A message that the next request shows, behind the results. Raises ValueError for one that shows nothing."""
         said = _said(text, "message")
-        return self._live(run_id, lambda _: f.UserSaid(text=said, who=who, command_id=_id(command_id)), command_id)[1]
+        return self._live(run_id, (f.UserSaid.TAG,), lambda _: f.UserSaid(text=said, who=who, command_id=_id(command_id)), command_id)[1]
 
     async def say(self, run_id: str, text: str, *, who: str = USER, command_id: str | None = None) -> Taken:
         """A message that the next request shows, behind the results."""
@@ -205,7 +209,9 @@ class Store:
 
     def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> Taken:
         """End a run. Whoever drives it closes its calls; where nobody does, because it waits or its driver is dead, that is done here."""
-        journal, said = self._live(run_id, lambda _: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id)
+        journal, said = self._live(
+            run_id, (f.CancelRequested.TAG,), lambda _: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id
+        )
         if journal.run.state != "done":
             with suppress(DrivenElsewhere), taken(self.log, run_id, this_process()):
                 journal.command_sync(lambda run: (attach(run),) if run.cancel is not None and run.state != "done" else ())
@@ -215,8 +221,8 @@ class Store:
         """End a run, as `cancel_sync` does."""
         return await asyncio.to_thread(self.cancel_sync, run_id, reason, who=who, command_id=command_id)
 
-    def _live(self, run_id: str, fact: Callable[[Run], f.Input], command_id: str | None) -> tuple[Journal, Taken]:
-        """Append one fact to a run that has not ended; a command that was taken before is a no-op."""
+    def _live(self, run_id: str, words: tuple[str, ...], fact: Callable[[Run], f.Input], command_id: str | None) -> tuple[Journal, Taken]:
+        """Append one fact to a run that has not ended; a command that was taken before is a no-op. Raises OtherCommand where it was for something else."""
         journal = self.journal(run_id)
         said = Taken(0)
 
@@ -224,6 +230,11 @@ class Store:
             nonlocal said
             if command_id is not None and (places := run.commands.places(command_id)):
                 said = Taken(places[0], again=True)
+                (row,) = self.log.read(run_id, said.position - 1, said.position)
+                if row.type not in words:
+                    raise OtherCommand(
+                        f"the command id {command_id} was taken at position {said.position} of run {run_id} for something else ({row.type}): give another"
+                    )
                 return ()
             if run.state == "done":
                 raise NotAsked(f"run {run.id} has ended ({run.status}) and takes no more input; start another with: refold continue {run.id}")
@@ -242,8 +253,17 @@ class Store:
             chosen = asked(run, name, kind)
             return fact(run, chosen)
 
-        _, said = self._live(run_id, one, command_id)
+        _, said = self._live(run_id, WORDS[kind], one, command_id)
         return said if said.again else said._replace(call=chosen)
+
+
+WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "question": (f.ClarificationReceived.TAG,),
+    "approval": (f.ApprovalGranted.TAG, f.CallSuperseded.TAG),
+    "denial": (f.ApprovalDenied.TAG,),
+    "doubt": (f.DoubtResolved.TAG,),
+}
+"""The facts that a human's word on each kind of call may be."""
 
 
 def asked(run: Run, name: str | None, kind: str) -> Call:

@@ -21,7 +21,7 @@ from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.progress import Progress, Story, progress_for
 from refold.runtime.cli.render import Page, one_line
 from refold.runtime.cli.stores import typed, waiting_lines
-from refold.runtime.driver import RunExists
+from refold.runtime.driver import STOPPING, RunExists
 from refold.runtime.journal import this_process
 from refold.runtime.models import DEFAULT
 from refold.runtime.ownership import DrivenElsewhere
@@ -73,7 +73,7 @@ def _performed(verb: Verb, hear: Heard, interruption: Interruption) -> Result | 
     try:
         asyncio.set_event_loop(loop)
         with user_code():
-            task = loop.create_task(_awaited(verb, hear))
+            task = loop.create_task(_awaited(verb, hear, interruption))
             interruption.driving(task)
             return loop.run_until_complete(task)
     except asyncio.CancelledError:
@@ -83,7 +83,8 @@ def _performed(verb: Verb, hear: Heard, interruption: Interruption) -> Result | 
         _wind_down(loop)
 
 
-async def _awaited(verb: Verb, hear: Heard) -> Result:
+async def _awaited(verb: Verb, hear: Heard, interruption: Interruption) -> Result:
+    STOPPING.set(lambda: bool(interruption.name))
     return await verb(hear)
 
 

@@ -56,6 +56,7 @@ WRONG: Final = (
     "runtime.show:NoSuchPosition",
     "runtime.store:Ambiguous",
     "runtime.store:NotAsked",
+    "runtime.store:OtherCommand",
     "runtime.transfer:DamagedFile",
     "runtime.transfer:OtherRun",
 )

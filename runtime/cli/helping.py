@@ -64,7 +64,7 @@ def help_of(name: str, command: Command) -> str:
     ]
     if arguments:
         lines.append("")
-        for argument in arguments.values():
+        for argument in filter(lambda argument: argument.metavar, arguments.values()):
             lines += _entry(argument.metavar, argument.help, 26, width)
     options = options_of(command.shape).values()
     for group in sorted(dict.fromkeys(option.group for option in options), key=lambda group: group == OUTPUT):

@@ -1,5 +1,6 @@
 """`answer`, `approve`, `deny`, `resolve`, `say`, `cancel`: a human's word to a run, from any process, whoever drives it."""
 
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -24,16 +25,20 @@ TAKE_OVER_S: Final = 1.0
 """How often `cancel` looks whether the driver that it waits for has died, to end the run itself."""
 CANCEL_WAIT_S: Final = 60.0
 """How long `cancel` waits for the driver to end the run."""
+CALL: Final = re.compile(r"(p\.)*t\d+\.\d+")
 DRIVES: Final = ("model", "base_url", "settings", "max_turns", "max_cost", "timeout", "approve")
 """Options that only a driver reads; `--agent` also checks other arguments."""
 
 
 def answer(options: o.Answer) -> int:
     """Answer a question."""
-    text = _said(text_of(options.text, "the answer"), "answer")
+    named, word = (options.text, options.more) if options.more else (options.call, options.text)
+    if options.more and (options.call or not CALL.fullmatch(options.text)):
+        raise Refused(f"refold answer does not take {options.more!r}: put several words in quotes")
+    text = _said(text_of(word, "the answer"), "answer")
     with opened(options) as store:
         run_id = store.find(options.run)
-        taken = _named(lambda: store.answer_sync(run_id, text, call=options.call, command_id=options.command_id), store, run_id, "answer RUN --call CALL TEXT")
+        taken = _named(lambda: store.answer_sync(run_id, text, call=named, command_id=options.command_id), store, run_id, "answer RUN --call CALL TEXT")
         return _taken(options, store, run_id, [taken])
 
 
@@ -151,18 +156,19 @@ def _one_name(options: o.Approve | o.Deny | o.Resolve) -> str | None:
 
 
 def _every(options: o.Approve | o.Deny, store: Store, run_id: RunId, decide: Callable[[str, str | None], Taken]) -> list[Taken]:
-    """Decide on every call that waits for approval, each under a command of its own; those of the same command that were decided before are among them."""
+    """Decide on every call that waits for approval, each under a command of its own; a command that was given before is about those of then, and no other."""
     run = store.journal(run_id).run
     mark = f"{options.command_id}/"
     before = [name.removeprefix(mark) for name in run.commands.keys() if name.startswith(mark)] if options.command_id is not None else []  # noqa: SIM118 - not a dict
     taken: list[Taken] = []
-    for name in dict.fromkeys([*before, *(one["call_id"] for one in pending_of(run) if one["kind"] == "approval")]):
+    names = before or [one["call_id"] for one in pending_of(run) if one["kind"] == "approval"]
+    for name in names:
         try:
             taken.append(decide(name, mark + name if options.command_id is not None else None))
         except NotAsked as error:  # somebody else was faster with this one
             output.note(one_line(str(error)))
     if not taken:
-        raise Refused(f"run {run_id} does not wait for an approval")
+        raise Refused(f"nothing was decided of run {run_id}" if names else f"run {run_id} does not wait for an approval")
     return taken
 
 
@@ -238,6 +244,6 @@ def _taken(options: o.Deciding, store: Store, run_id: RunId, taken: list[Taken])
     run = store.journal(run_id).run
     if run.status == "waiting_for_user":
         output.note(f"the run waits for more: {typed(options, 'pending')}")
-    elif run.status == "running" and store.log.holder(run_id) is None:
+    if run.ended is None and not run.waits and store.log.holder(run_id) is None:
         output.note(f"drive it on with: {typed(options, 'resume', run_id)}")
     return COMPLETED

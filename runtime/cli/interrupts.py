@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Final, Literal, Self
 
@@ -16,6 +17,8 @@ from refold.runtime.store import NotAsked, Store
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 BEGIN_S: Final = 0.02
 """How often it is looked whether a run that is to be cancelled has begun."""
+BLOCKED_S: Final = 1.2
+"""How long the event loop may take to hear of a signal, before code of the user that blocks it is left behind."""
 
 
 class Interruption:
@@ -29,6 +32,7 @@ class Interruption:
         self.name = ""
         self._task: asyncio.Task[object] | None = None
         self._cancelling: asyncio.Task[None] | None = None
+        self._heard = threading.Event()
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -55,8 +59,20 @@ class Interruption:
         if self._task is None:
             raise KeyboardInterrupt
         self._task.get_loop().call_soon_threadsafe(self._begin)
+        threading.Thread(target=self._leave_if_blocked, name="refold-interrupted", daemon=True).start()
+
+    def _leave_if_blocked(self) -> None:
+        """An async handler that never yields keeps everything else from running: the cancellation is written down from here, and the process ends."""
+        if self._heard.wait(BLOCKED_S):
+            return
+        if self._mode != "park":
+            with suppress(UnknownRun, NotAsked, StoreUnavailable, TooManyConflicts):
+                self._store.cancel_sync(self._run_id, self.name)
+        self._leave()
+        os._exit(INTERRUPTED)
 
     def _begin(self) -> None:
+        self._heard.set()
         task = self._task
         if task is None or task.done():
             return

@@ -155,7 +155,8 @@ class Answer(Deciding):
     """refold answer"""
 
     run: str = argument("RUN", NAMED)
-    text: str = argument("TEXT", "the answer; - reads it from standard input, @FILE from a file")
+    text: str = argument("[CALL] TEXT", "the answer; - reads it from standard input, @FILE from a file")
+    more: str = argument("", "", optional=True)
     call: str | None = option("--call", "CALL", "which question, where there are several", group=PEOPLE)
 
 

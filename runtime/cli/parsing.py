@@ -132,7 +132,7 @@ def _place(command: str, arguments: Mapping[str, Argument], loose: list[str], va
 
 def usage(arguments: Iterable[Argument]) -> str:
     """The places of a command, as help shows them."""
-    return " ".join((f"[{spec.metavar}]" if spec.optional else spec.metavar) + "..." * spec.many for spec in arguments)
+    return " ".join((f"[{spec.metavar}]" if spec.optional else spec.metavar) + "..." * spec.many for spec in arguments if spec.metavar)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

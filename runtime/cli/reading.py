@@ -17,7 +17,7 @@ from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output, viewing
 from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.render import Page, clock, cut, one_line, since, until
-from refold.runtime.cli.stores import opened, waiting_lines
+from refold.runtime.cli.stores import has_expired, opened, waiting_lines
 from refold.runtime.cli.telling import words
 from refold.runtime.journal import loader
 from refold.runtime.show import Prompt, prompt, show as shown
@@ -194,7 +194,7 @@ def pending(options: o.Pending) -> int:
 
 def _asked(asked: dict[str, Any]) -> str:
     """Since when it waits, and until when."""
-    expires = f", expires {until(asked['expires_at'])}" if asked["expires_at"] is not None else ""
+    expires = f", {'expired' if has_expired(asked) else 'expires'} {until(asked['expires_at'])}" if asked["expires_at"] is not None else ""
     return f"{'in doubt' if asked['kind'] == 'doubt' else 'asked'} {since(asked['since'])}{expires}"
 
 

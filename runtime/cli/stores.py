@@ -10,6 +10,7 @@ from typing import Any
 from refold.runtime.cli import options as o
 from refold.runtime.cli.exits import Refused
 from refold.runtime.cli.render import one_line, short
+from refold.runtime.ports import SystemClock
 from refold.runtime.store import Store, open_store
 
 
@@ -61,11 +62,18 @@ def what_waits(asked: dict[str, Any]) -> str:
     return f"does not know whether {shown} took place" + (f" ({reason})" if reason else "")
 
 
+def has_expired(asked: dict[str, Any]) -> bool:
+    """Whether an approval was not given in time; the run that is driven on takes it as denied."""
+    return asked["expires_at"] is not None and asked["expires_at"] <= SystemClock().now_us()
+
+
 def to_type(options: o.Common, asked: dict[str, Any]) -> list[str]:
     """The lines that settle it, one of which is to be typed."""
     run_id, call_id = asked["run_id"], asked["call_id"]
     if asked["kind"] == "question":
         return [typed(options, "answer", run_id, "--call", call_id, "TEXT")]
+    if asked["kind"] == "approval" and has_expired(asked):
+        return [typed(options, "resume", run_id)]
     if asked["kind"] == "approval":
         return [typed(options, "approve", run_id, call_id), typed(options, "deny", run_id, call_id, "--reason", "TEXT")]
     return [typed(options, "resolve", run_id, call_id, verdict) for verdict in ("--happened", "--did-not-happen", "--tell-model")]

@@ -39,6 +39,51 @@ def test_all_are_approved_at_once_and_driven_on(shell):
     assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
 
 
+def test_all_under_a_command_that_was_given_before_is_about_those_of_then(shell):
+    # given two turns that each wait for an approval
+    shell.run({"calls": TWO["calls"][:1]}, {"calls": TWO["calls"][1:]}, DONE)
+    shell("approve", "one", "--all", "--command-id", "K", "--resume", "--agent", "crew:agent")
+    # when the first one's command comes again, or another one under its id
+    again = shell("approve", "one", "--all", "--command-id", "K", "--resume", "--agent", "crew:agent")
+    # then nothing is approved that nobody has seen
+    assert again.code == exits.WAITING
+    assert "nothing was done now" in again.err
+    assert [asked["call_id"] for asked in shell("pending", "--json").json] == ["t2.1"]
+    assert shell("deny", "one", "--all", "--reason", "no", "--command-id", "K/t1.1").code == exits.COMPLETED
+
+
+def test_an_id_of_another_command_is_refused_at_once(shell):
+    shell.run(TWO, DONE)
+    shell("say", "one", "hello", "--command-id", "K")
+    done = shell("cancel", "one", "--command-id", "K")
+    assert done.code == exits.USAGE
+    assert "K was taken at position" in done.error
+    assert "(user_said)" in done.error
+
+
+def test_a_run_that_waits_for_more_than_was_decided_waits_for_the_user(shell):
+    shell.run(TWO, DONE)
+    shell("approve", "one", "t1.1")
+    assert [run["run_id"] for run in shell("runs", "--status", "waiting_for_user", "--json").json] == ["one"]
+    shell("approve", "one", "t1.2")
+    assert [run["status"] for run in shell("runs", "--json").json] == ["running"]
+
+
+def test_an_approval_that_has_expired_is_to_be_resumed(shell):
+    shell.run(TWO, DONE, words=("--set", "policy.approval_expiry_s=0.001"))
+    done = shell("pending")
+    assert "expired" in done.out
+    assert "refold resume one" in done.out
+    assert "refold approve" not in done.out
+    assert "nothing was decided" in shell("approve", "one", "--all").err
+
+
+def test_an_answer_may_name_its_call_in_its_place(shell):
+    shell.run({"calls": [*ASK["calls"], *ASK["calls"]]}, DONE)
+    assert "put several words in quotes" in shell("answer", "one", "in", "2023").error
+    assert shell("answer", "one", "t1.2", "2023", "--json").json["call_id"] == "t1.2"
+
+
 def test_options_that_only_a_driver_reads_are_said_to_have_done_nothing(shell):
     shell.run(TWO, DONE)
     done = shell("approve", "one", "--all", "--model", "offline", "--max-turns", "3")

@@ -41,6 +41,13 @@ async def refuses() -> str:
             pass
 
 
+@tool(effect="read")
+async def blocks() -> str:
+    begun()
+    while True:
+        time.sleep(0.05)
+
+
 @tool(effect="read", isolation="process")
 def apart() -> str:
     begun()
@@ -48,7 +55,7 @@ def apart() -> str:
         pass
 
 
-TOOLS = [spins, sleeps, refuses, apart]
+TOOLS = [spins, sleeps, refuses, blocks, apart]
 agent = Agent(tools=TOOLS)
 
 
@@ -164,6 +171,27 @@ def test_ctrl_c_ends_a_command(start, name, mode):
     _, complained = ends_within(process, 2)
     assert process.returncode == (exits.CANCELLED if mode == "cancel" else exits.INTERRUPTED)
     assert "Traceback" not in complained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cancel", "park"])
+def test_ctrl_c_ends_a_command_whose_handler_blocks_the_event_loop(start, tmp_path, mode):
+    from refold import fold, open_store
+    from refold.runtime.cli import exits
+
+    # given an async handler that never yields, so that nothing else of its process runs
+    words = ["run", "x", "--agent", "never_crew:agent", "--model", "script:script.json", "--run-id", "one", "--on-interrupt", mode]
+    process = start("blocks", "-P", "-m", "refold", *words)
+    # when
+    process.send_signal(signal.SIGINT)
+    _, complained = ends_within(process, 2)
+    # then the process is gone, and the log says that the run is to end, which whoever comes next sees to
+    assert (process.returncode, "Traceback" in complained) == (exits.INTERRUPTED, False)
+    store = open_store(f"sqlite:///{tmp_path}/.refold/log.db")
+    assert (fold(store.read("one")).cancel is not None) == (mode == "cancel")
+    store.cancel_sync("one")
+    assert fold(store.read("one")).status == "cancelled"
+    store.close()
 
 
 @pytest.mark.slow
