@@ -206,7 +206,8 @@ class Parked:
 
 def _in_time(run: Run, fact: f.Input) -> f.Input:
     """What a tool says of a call in doubt that a human has settled meanwhile comes too late."""
-    if not isinstance(fact, f.DoubtResolved) or (call := run.call(fact.call)) is None or call.phase == "doubt":
+    call = run.call(fact.call) if isinstance(fact, f.DoubtResolved) else None
+    if not isinstance(fact, f.DoubtResolved) or (call is not None and call.phase == "doubt"):
         return fact
     return f.LateOutcome(call=fact.call, outcome=f"asked what became of it, the tool said: {fact.verdict}", by="reconcile")
 
