@@ -92,7 +92,7 @@ class ProposedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """An error of a provider. `retryable` is its class, decided by the adapter; `retry_after_s` what the provider asked for."""
+    """An error of a provider. `retryable` is its class, decided by the adapter; `retry_after_s` what the provider asked for; `overflow` that the request was longer than the model can read."""
 
     type: str
     message: str
@@ -101,6 +101,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaul
     http_status: int | None = None
     retry_after_s: Seconds | None = None
     mid_stream: bool = False
+    overflow: bool = False
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

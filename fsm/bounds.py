@@ -151,7 +151,7 @@ def _add(sums: Sums, usage: f.Usage) -> None:
 def _priced(usage: f.Usage, price: f.Price | None) -> Fraction:
     if price is None:
         return Fraction(0)
-    fresh = usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens
+    fresh = max(0, usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens)
     classes = (
         (fresh, price.input),
         (usage.cached_input_tokens, price.cached_input or price.input),
@@ -257,7 +257,7 @@ def _cause(fact: f.Fact, position: int, policy: Policy) -> tuple[Reason, str] | 
     match fact:
         case f.CancelRequested(who=who):
             return "cancelled", f"cancelled by {who} at {position}"
-        case f.ModelFailed(error=error) if not error.retryable or error.type == "context_overflow":
+        case f.ModelFailed(error=error) if not error.retryable or error.overflow:
             return "provider", f"{error.type} at {position}"
         case f.ModelErrorObserved(kind="attempts_used_up"):
             return "max_provider_retries", f"the attempts were used up at {position}"

@@ -5,7 +5,7 @@ Starting, resuming, recovering, handing over and replaying are this one function
 """
 
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -20,9 +20,6 @@ from refold.projections.prefix import next_digest
 from refold.projections.revisions import SUPPORTED, UnsupportedEngine
 from refold.projections.run import Run
 from refold.projections.transcript import waiting
-
-OVERFLOW: Final = "context_overflow"
-"""The type of an error that says that a request was more than the model can read."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -138,7 +135,7 @@ def _failed(run: Run) -> f.Derived:
     if run.cancel is not None:
         return answers.cancelled(run.cancel)
     error, attempt = run.failure.error, run.request.attempt
-    if error.type == OVERFLOW and run.rules.tells_overflow:
+    if error.overflow and run.rules.tells_overflow:
         return answers.overflowed(f"{error.type}: {error.message}")
     if not error.retryable:
         return f.RunFailed(reason="provider", detail=f"{error.type}: {error.message}")

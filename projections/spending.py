@@ -63,7 +63,7 @@ def priced(usage: f.Usage, price: f.Price | None) -> str:
     """What the recorded prices make of it; each class of tokens once."""
     if price is None:
         return "0"
-    plain = usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens
+    plain = max(0, usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens)  # some report cache writes beside their input
     total = money.per_million(plain, price.input)
     total = money.add(total, money.per_million(usage.cached_input_tokens, price.cached_input or price.input))
     total = money.add(total, money.per_million(usage.cache_write_tokens, price.cache_write or price.input))

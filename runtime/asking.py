@@ -192,6 +192,7 @@ def _failed(error: p.ModelError, stream: _Stream, turn: int, elapsed_us: int, *,
         http_status=error.http_status,
         retry_after_s=error.retry_after_s,
         mid_stream=error.mid_stream or stream.meter.begun,
+        overflow=error.overflow,
     )
     return f.ModelFailed(
         error=info,

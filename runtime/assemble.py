@@ -71,8 +71,9 @@ class Assembler:
     def usage(self) -> f.Usage | None:
         """What was reported so far; None where nothing was, so that it is estimated."""
         reported = self._usage
-        if reported is None or not (reported.input_tokens or reported.output_tokens or reported.cost_usd is not None):
-            return None  # no response takes nothing: a provider that says so did not count
+        said = self._text or self._reasoning or self._refusal or self._calls
+        if reported is None or (said and not (reported.input_tokens or reported.output_tokens or reported.cost_usd is not None)):
+            return None  # nothing is said for nothing: a provider that reports so did not count
         return usage_of(reported)
 
     @property

@@ -83,13 +83,12 @@ class Meter:
 
 
 def usage_of(part: p.UsageUpdated) -> f.Usage:
-    """A report as it is recorded; what was read from a cache, or written to one, is a part of what was read."""
-    cached = min(part.cached_input_tokens, part.input_tokens)
+    """A report as it is recorded: what the provider said."""
     return f.Usage(
         input_tokens=part.input_tokens,
         output_tokens=part.output_tokens,
-        cached_input_tokens=cached,
-        cache_write_tokens=min(part.cache_write_tokens, part.input_tokens - cached),
+        cached_input_tokens=part.cached_input_tokens,
+        cache_write_tokens=part.cache_write_tokens,
         reasoning_tokens=part.reasoning_tokens,
         cost_usd=part.cost_usd,
     )

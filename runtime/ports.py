@@ -108,7 +108,7 @@ class ModelError(Exception):
     """A provider could not answer: raised by `Model.stream`, at any point of the stream.
 
     `type` is a short code (`overloaded`, `authentication`, `connection`, `script_exhausted`, ...), `code` the provider's finer one, `retry_after_s` what it asked for.
-    `mid_stream` says that it came inside a response that had begun.
+    `mid_stream` says that it came inside a response that had begun, `overflow` that the request was longer than the model can read.
     """
 
     def __init__(
@@ -121,10 +121,11 @@ class ModelError(Exception):
         retry_after_s: float | None = None,
         http_status: int | None = None,
         mid_stream: bool = False,
+        overflow: bool = False,
     ) -> None:
         super().__init__(message)
         self.type, self.message, self.retryable = str(type), str(message), bool(retryable)
-        self.code, self.mid_stream = str(code), bool(mid_stream)
+        self.code, self.mid_stream, self.overflow = str(code), bool(mid_stream), bool(overflow)
         # What comes out of a header may be anything; a wait that is none is no wait.
         asked = isinstance(retry_after_s, int | float) and not isinstance(retry_after_s, bool) and 0 <= retry_after_s <= RETRY_AFTER_MAX_S
         self.retry_after_s = retry_after_s if asked else None

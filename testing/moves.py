@@ -300,7 +300,8 @@ def _unreported(it: Choice) -> f.Usage | None:
 
 def _provider_failure(it: Choice) -> Sequence[f.Input]:
     error = f.ErrorInfo(
-        type=it.draw(st.sampled_from(("overloaded",) * 9 + ("context_overflow",))),
+        type="overloaded",
+        overflow=it.draw(st.sampled_from((False,) * 9 + (True,))),
         message=_text(it),
         retryable=it.draw(st.sampled_from((True, True, True, False))),
         retry_after_s=it.draw(st.sampled_from((None, 0, 5))),

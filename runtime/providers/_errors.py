@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from refold.runtime.ports import ModelError
 
-OVERFLOW: Final = "context_overflow"
 MESSAGE_MAX: Final = 1_000
 """Characters of a provider's own message that are kept."""
 MASK: Final = "***"
@@ -30,7 +29,7 @@ WORDS: Final = {
     404: "not_found",
     408: "timeout",
     409: "conflict",
-    413: OVERFLOW,
+    413: "context_overflow",
     422: "invalid_request",
     429: "rate_limit",
     503: "overloaded",
@@ -96,7 +95,7 @@ def reported(
     number = failed or _status_in(code)
     marks = f"{word} {code}"
     too_long = failed not in (429, 401, 403, 404) and bool(TOO_LONG.search(marks) or TOO_LONG.search(message) or (number == 413 and "rate" not in marks))
-    kind = OVERFLOW if too_long else word or WORDS.get(number or 0, "server_error" if (number or 0) >= 500 else code or "provider_error")
+    kind = word or WORDS.get(number or 0, "server_error" if (number or 0) >= 500 else code or "provider_error")
     vetoed = (headers or {}).get("x-should-retry", "").lower() == "false"
     return ModelError(
         masked(kind, origin.key),
@@ -106,6 +105,7 @@ def reported(
         http_status=failed,
         retry_after_s=retry_after_s(headers or {}),
         mid_stream=mid_stream,
+        overflow=too_long,
     )
 
 

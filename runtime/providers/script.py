@@ -133,7 +133,14 @@ def _entries(turns: list[Any], name: str) -> list[Entry]:
 def _parts(entry: Entry) -> list[p.Part]:
     if entry.error is not None:
         error = entry.error
-        raise p.ModelError(error.type, error.message, retryable=error.retryable, retry_after_s=error.retry_after_s, http_status=error.http_status)
+        raise p.ModelError(
+            error.type,
+            error.message,
+            retryable=error.retryable,
+            retry_after_s=error.retry_after_s,
+            http_status=error.http_status,
+            overflow=error.type == "context_overflow",
+        )
     usage = [_usage(entry)] if entry.usage is not None or entry.cost_usd is not None else []
     if entry.decision is not None:
         *said, end = decisions.parts(entry.decision)

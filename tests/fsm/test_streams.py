@@ -227,7 +227,9 @@ def test_pauses_are_bounded_by_turns(start: Start) -> None:
 def test_a_request_that_the_model_cannot_read_fails_in_those_words(start: Start) -> None:
     for end in (
         lambda run: run.interrupt("overflow"),
-        lambda run: run.tell(f.ModelFailed(error=f.ErrorInfo(type="context_overflow", message="213,462 tokens", code="context_length_exceeded"))),
+        lambda run: run.tell(
+            f.ModelFailed(error=f.ErrorInfo(type="invalid_request_error", message="213,462 tokens", code="context_length_exceeded", overflow=True))
+        ),
     ):
         run = start()
         end(run)

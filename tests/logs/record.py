@@ -256,7 +256,9 @@ KINDS: dict[str, Callable[[Store, str], None]] = {
     "broken-stream": streamed([FIRST, *HALF, p.ModelError("reset", "by peer", retryable=True, retry_after_s=0, mid_stream=True)], SAID, price=PRICE),
     "lost-stream": lost,
     "paused": streamed([p.TextDelta(text="I search."), p.OpaqueItem(item={"search": 1}), FIRST, p.Finished(stop_reason="pause")], SAID),
-    "too-long": streamed([p.ModelError("context_overflow", "too many tokens", retryable=False, code="context_length_exceeded", http_status=400)]),
+    "too-long": streamed(
+        [p.ModelError("invalid_request_error", "too many tokens", retryable=False, code="context_length_exceeded", http_status=400, overflow=True)]
+    ),
     "no-money-left": streamed(
         [
             p.ToolCallReady(index=0, name="look", arguments='{"at": "far"}'),

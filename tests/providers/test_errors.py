@@ -99,7 +99,7 @@ def test_an_error_is_found_wherever_a_server_puts_it(body: Any, kind: str, messa
 )
 def test_a_request_that_is_too_long_is_told_from_other_bad_requests(body: dict[str, Any]):
     error = reported(body, 400)
-    assert (error.type, error.retryable) == (errors.OVERFLOW, False)
+    assert (error.overflow, error.retryable) == (True, False)
     assert error.code == str(body["error"]["code"] or "")
 
 

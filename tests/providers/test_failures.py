@@ -103,7 +103,7 @@ def test_a_failure_that_stays_is_not_tried_again(api: Any, server: Loopback, sta
 def test_a_request_that_is_too_long_is_known_as_such(api: Any, server: Loopback) -> None:
     message = {"anthropic.messages": "prompt is too long: 250000 tokens > 200000 maximum"}.get(api.name, "This model's maximum context length is 1000 tokens")
     played = Played(api, server, [api.refusal("invalid_request_error", message, 400)])
-    assert (played.failed.error.type, played.failed.error.retryable) == ("context_overflow", False)
+    assert (played.failed.error.overflow, played.failed.error.retryable) == (True, False)
 
 
 def test_a_web_page_is_no_answer(api: Any, server: Loopback) -> None:
