@@ -348,3 +348,23 @@ def test_the_address_is_the_one_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> N
     assert models.resolve(SPEC).base_url == "https://api.anthropic.com"  # type: ignore[attr-defined] - of a model behind a server
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9/v1/")
     assert models.resolve(SPEC).base_url == "http://127.0.0.1:9"  # type: ignore[attr-defined] - the same
+
+
+def test_a_run_goes_on_where_the_provider_paused(server: Loopback) -> None:
+    # given a provider that pauses its own search, and goes on when it is asked again
+    use = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "weather"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
+    server.add(Reply.events(stream(text(0, "I search."), block(1, use), stop="pause_turn")), Reply.events(stream(block(0, found), text(1, "It rains."))))
+    server.add(Reply.events(stream(text(0, "Tomorrow too."))))
+    agent = Agent(models.resolve(SPEC, base_url=server.url), budgets=Budgets(max_cost_usd=None), ask_user=False)
+    store = open_store("memory:")
+    # when it is run, and continued
+    result = agent.run_sync("How is the weather?", store=store)
+    assert result.answer == "It rains."
+    agent.continue_run_sync(result.id, "And tomorrow?", store=store)
+    # then the second request ends with what was paused, and the third has it as one turn
+    for heard in server.requests:
+        strict.check_messages(heard.json)
+    said = [{"type": "text", "text": "I search."}, use]
+    assert server.requests[1].json["messages"][-1] == {"role": "assistant", "content": said}
+    assert server.requests[2].json["messages"][1] == {"role": "assistant", "content": [*said, found, {"type": "text", "text": "It rains."}]}

@@ -26,24 +26,23 @@ BYTE_BY_BYTE_MAX = 10_000
 
 @dataclass
 class Turn:
-    """What came of one request: a fact, what the provider counted, and the error where there was one."""
+    """What came of one request: a fact, what is recorded of the usage, and the error where there was one."""
 
     fact: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted
-    usage: p.UsageUpdated | None
+    usage: f.Usage | None
     error: p.ModelError | None
     complete: bool
 
 
 async def taken(parts: AsyncIterator[p.Part]) -> Turn:
     """Parts to a turn, as the runtime takes them in."""
-    assembler, usage, error = Assembler(), None, None
+    assembler, error = Assembler(), None
     try:
         async for part in parts:
             assembler.take(p.checked(part))
-            usage = part if isinstance(part, p.UsageUpdated) else usage
     except p.ModelError as failed:
         error = failed
-    return Turn(classify(assembler.response(0, 0), 1), usage, error, assembler.finished is not None)
+    return Turn(classify(assembler.response(0, 0), 1), assembler.usage(), error, assembler.finished is not None)
 
 
 class Stage:
@@ -104,7 +103,7 @@ def check_arguments(text: str, wanted: dict[str, Any]) -> None:
         assert json.loads(text or "{}") == wanted["arguments"]
 
 
-def check_usage(usage: p.UsageUpdated | None, wanted: dict[str, Any] | None, api: str) -> None:
+def check_usage(usage: f.Usage | None, wanted: dict[str, Any] | None, api: str) -> None:
     if wanted is None:
         assert usage is None
         return
