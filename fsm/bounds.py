@@ -113,6 +113,9 @@ def _book(sums: Sums, usage: f.Usage | None, unreported: f.Usage | None, said: i
     sums.asked = sums.lost = False
     sums.on_the_way, sums.streamed, sums.since = None, 0, 0
     sums.active_us += elapsed_us
+    nothing = usage is not None and (usage.input_tokens, usage.output_tokens, usage.cost_usd) == (0, 0, None)
+    if sums.settles and nothing and said:
+        usage = None
     if usage is None and unreported is None:
         unreported = f.Usage(input_tokens=sums.estimate, output_tokens=(said + 3) // 4, estimated=True, cost_usd=None if sums.settles else "0")
     for each in (usage, unreported):

@@ -12,6 +12,8 @@ from refold.projections.run import Measured, Run, Spent, Streaming, Tokens, repl
 def settled(run: Run, usage: f.Usage | None, unreported: f.Usage | None, elapsed_us: int, size: int) -> Run:
     """A response has ended: what was reported of it, and apart from that what is estimated; all of it where nothing was said, by its `size` in bytes."""
     spent = active(_before(run), elapsed_us)
+    if run.rules.settles and usage is not None and size and not (usage.input_tokens or usage.output_tokens or usage.cost_usd is not None):
+        usage = None  # nothing is said for nothing: a provider that reports so did not count
     if usage is None and unreported is None:
         unreported = f.Usage(input_tokens=_asked_tokens(run), output_tokens=tokens_of(size), estimated=True)
         if not run.rules.settles:  # an estimate had no price then

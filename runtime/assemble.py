@@ -71,10 +71,7 @@ class Assembler:
     def usage(self) -> f.Usage | None:
         """What was reported so far; None where nothing was, so that it is estimated."""
         reported = self._usage
-        said = self._text or self._reasoning or self._refusal or self._calls
-        if reported is None or (said and not (reported.input_tokens or reported.output_tokens or reported.cost_usd is not None)):
-            return None  # nothing is said for nothing: a provider that reports so did not count
-        return usage_of(reported)
+        return usage_of(reported) if reported is not None else None
 
     @property
     def _cost_only(self) -> bool:
