@@ -3,7 +3,7 @@
 What a stream cannot be is decided elsewhere; here nothing is repaired, guessed or dropped.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,21 +17,41 @@ from refold.runtime.text import whole
 from refold.runtime.values import to_json
 
 
+PIECES_MAX: Final = 1_024
+
+
+class _Text:
+    """A text in many small pieces: each costs fifty bytes beyond its letters, so that they are joined now and then."""
+
+    def __init__(self) -> None:
+        self._joined: list[str] = []
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        self._pieces.append(piece)
+        if len(self._pieces) == PIECES_MAX:
+            self._joined.append("".join(self._pieces))
+            self._pieces.clear()
+
+    def __str__(self) -> str:
+        return whole("".join((*self._joined, *self._pieces)))
+
+
 class _Open:
     """A call that is being received."""
 
     def __init__(self, name: str, provider_id: str) -> None:
         self.name, self.provider_id = name, provider_id
-        self.pieces: list[str] = []
+        self.arguments = _Text()
 
 
 class Assembler:
     """Takes parts as they come; `response` is what they make once `Finished` has come."""
 
     def __init__(self) -> None:
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._refusal: list[str] = []
+        self._text = _Text()
+        self._reasoning = _Text()
+        self._refusal = _Text()
         self._calls: dict[int, _Open] = {}
         self._opaque: list[Any] = []
         self._usage: p.UsageUpdated | None = None
@@ -42,18 +62,18 @@ class Assembler:
         """One more part."""
         match part:
             case p.TextDelta(text=text):
-                self._text.append(text)
+                self._text.add(text)
             case p.ReasoningDelta(text=text):
-                self._reasoning.append(text)
+                self._reasoning.add(text)
             case p.Refusal(text=text):
-                self._refusal.append(text)
+                self._refusal.add(text)
             case p.ToolCallOpened(index=index, name=name, id=provider_id):
                 self._calls[index] = _Open(name, provider_id)
             case p.ArgumentsDelta(index=index, text=text):
-                self._calls.setdefault(index, _Open("", "")).pieces.append(text)
+                self._calls.setdefault(index, _Open("", "")).arguments.add(text)
             case p.ToolCallReady(index=index, name=name, arguments=arguments, id=provider_id):
                 call = self._calls[index] = _Open(name, provider_id)
-                call.pieces.append(arguments)
+                call.arguments.add(arguments)
             case p.UsageUpdated():
                 self._usage = part
             case p.OpaqueItem(item=item):
@@ -66,7 +86,7 @@ class Assembler:
     @property
     def text(self) -> str:
         """The text so far."""
-        return whole("".join(self._text))
+        return str(self._text)
 
     def usage(self) -> f.Usage | None:
         """What was reported so far; None where nothing was, so that it is estimated."""
@@ -82,14 +102,14 @@ class Assembler:
     @property
     def reasoning(self) -> str:
         """The reasoning so far."""
-        return whole("".join(self._reasoning))
+        return str(self._reasoning)
 
     @property
     def calls(self) -> tuple[f.ProposedCall, ...]:
-        """The calls so far, the last of them perhaps by half; their place is their index."""
+        """The calls so far, in the order in which they were opened, the last of them perhaps by half."""
         return tuple(
-            f.ProposedCall(id=CallId(""), name=whole(call.name), arguments_text=whole("".join(call.pieces)), provider_id=whole(call.provider_id))
-            for _, call in sorted(self._calls.items())
+            f.ProposedCall(id=CallId(""), name=whole(call.name), arguments_text=str(call.arguments), provider_id=whole(call.provider_id))
+            for call in self._calls.values()
         )
 
     def response(self, estimated_input: int, elapsed_us: int) -> Response:
@@ -103,7 +123,7 @@ class Assembler:
         output = f.ModelOutput(
             text=self.text,
             reasoning=self.reasoning,
-            refusal=whole("".join(self._refusal)),
+            refusal=str(self._refusal),
             calls=calls,
             citations=tuple(whole(citation) for citation in finished.citations) if finished.citations is not None else None,
             rationale=whole(finished.rationale),

@@ -15,7 +15,7 @@ MARK: Final = "[redacted]"
 NAME: Final = (
     r"(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|passw(?:or)?d|(?:access|auth|refresh)[_-]?token|private[_-]?key|authorization|(?-i:[A-Z]_TOKEN))"
 )
-_BEFORE: Final = rf"(?:{NAME}[\"']?\s{{0,3}}(?:=>|[:=])\s{{0,3}}[\"']?(?:(?:bearer|basic|token)\s{{1,3}})?|\b(?:bearer|basic)\s{{1,3}}|://[^\s/:@]{{1,100}}:)"
+_BEFORE: Final = rf"(?:{NAME}[\"']?\s{{0,3}}(?:=>|[:=])\s{{0,3}}[\"']?(?:(?:bearer|basic|token)\s{{1,3}})?|\b(?:bearer|basic)\s{{1,3}}|://[^\s/:@]{{1,100}}:(?=[^\s/@]{{1,200}}(?:@|\Z)))"
 _CHARACTER: Final = r"[^\s\"'&,;(){}\[\]<>@]"
 NAMED: Final = re.compile(rf"{_BEFORE}(?P<secret>(?!\$|(?:env|secret|ref):|\[)(?={_CHARACTER}{{0,200}}\d){_CHARACTER}{{8,}})", re.IGNORECASE)
 OPEN: Final = re.compile(rf"{_BEFORE}(?P<secret>{_CHARACTER}*)\Z", re.IGNORECASE)
