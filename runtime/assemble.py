@@ -16,7 +16,6 @@ from refold.runtime.metering import usage_of
 from refold.runtime.text import whole
 from refold.runtime.values import to_json
 
-
 PIECES_MAX: Final = 1_024
 
 

@@ -14,9 +14,10 @@ from refold.events import facts as f
 from refold.events.memory import MemoryLog
 from refold.events.storage import StoreUnavailable, Submission
 from refold.projections.run import Run
+from refold.projections.spending import priced
 from refold.runtime import asking, checkpoints, ports as p
 from refold.runtime.agent import UnknownPrice
-from refold.runtime.metering import Meter, Purse
+from refold.runtime.metering import Meter, Purse, usage_of
 from refold.runtime.result import Result
 from refold.testing.faults import Fate, FaultyLog
 
@@ -605,7 +606,11 @@ def test_nothing_limits_where_nothing_is_limited() -> None:
     assert Meter(0, Purse()).unreported() is None
 
 
-def test_what_a_cache_held_is_no_more_than_what_was_read() -> None:
-    model = Streams([p.TextDelta(text="a"), p.UsageUpdated(input_tokens=100, cached_input_tokens=500, cache_write_tokens=70), p.Finished(stop_reason="stop")])
-    result = Agent(model=model).run_sync("Do it.", store=open_store("memory:"))
-    assert result.usage["reported"] == {"input_tokens": 100, "cached_input_tokens": 100, "output_tokens": 0}
+def test_a_cache_that_is_counted_beside_the_input_is_recorded_so_and_never_makes_a_price_negative() -> None:
+    # given a provider that reports more from its cache than it says was read
+    said = p.UsageUpdated(input_tokens=100, cached_input_tokens=500, cache_write_tokens=70)
+    # when it answers
+    result = Agent(model=Streams([p.TextDelta(text="a"), said, p.Finished(stop_reason="stop")])).run_sync("Do it.", store=open_store("memory:"))
+    # then its word is kept, and each class of tokens costs what it costs
+    assert result.usage["reported"] == {"input_tokens": 100, "cached_input_tokens": 500, "output_tokens": 0}
+    assert priced(usage_of(said), f.Price(input="10", output="20", cached_input="1", cache_write="2")) == "0.00064"
