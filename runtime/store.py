@@ -62,6 +62,8 @@ class Store:
     def __init__(self, log: Log, url: str) -> None:
         self.log, self.url = log, url
         self.live = Live()
+        self._spoken_to: Run | None = None
+        """The run of the latest word from outside as it was then: the next word reads on from there, and not a long log from its beginning."""
 
     # -- reading
 
@@ -223,7 +225,12 @@ class Store:
 
     def _live(self, run_id: str, words: tuple[str, ...], fact: Callable[[Run], f.Input], command_id: str | None) -> tuple[Journal, Taken]:
         """Append one fact to a run that has not ended; a command that was taken before is a no-op. Raises OtherCommand where it was for something else."""
-        journal = self.journal(run_id)
+        journal, known = Journal(self.log, run_id), self._spoken_to
+        if known is not None and known.id == run_id:
+            journal.run = known
+            journal.catch_up()
+        else:
+            journal.load()
         said = Taken(0)
 
         def inputs(run: Run) -> tuple[f.Input, ...]:
@@ -242,6 +249,7 @@ class Store:
             return (fact(run),)
 
         journal.command_sync(inputs)
+        self._spoken_to = journal.run
         return journal, said
 
     def _decide(self, run_id: str, name: str | None, kind: str, fact: Callable[[Run, Call], f.Input], command_id: str | None) -> Taken:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from refold import Agent, Budgets, ScriptedModel, open_store, tool
 @tool(effect="read", repeatable=True)
 async def step(n: int) -> int:
     "Steps."
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
     return n
 
 script = [{"calls": [{"name": "step", "arguments": {"n": n}}]} for n in range(100_000)]
@@ -41,16 +43,16 @@ for n in range(250):
 def test_five_hundred_words_from_other_processes_are_each_in_the_log_once(tmp_path: Path) -> None:
     # given a run that goes on in a process of its own
     url = f"sqlite:///{tmp_path}/log.db?synchronous=NORMAL"
-    driver = subprocess.Popen([sys.executable, "-P", "-c", DRIVER, url], stdout=subprocess.PIPE, text=True)
     store = open_store(url)
-    wait_for(store, "r")
-    # when two other processes say 250 things each, and then it is cancelled
-    speakers = [subprocess.Popen([sys.executable, "-P", "-c", SPEAKER, url, name], stderr=subprocess.PIPE, text=True) for name in ("ann", "bob")]
-    for speaker in speakers:
-        _, complaints = speaker.communicate(timeout=120)
-        assert (speaker.returncode, complaints) == (0, "")
-    store.cancel_sync("r", "that was all", who="ann")
-    said, _ = driver.communicate(timeout=60)
+    with started(DRIVER, url) as driver:
+        wait_for(store, "r")
+        # when two other processes say 250 things each, and then it is cancelled
+        with started(SPEAKER, url, "ann") as ann, started(SPEAKER, url, "bob") as bob:
+            for speaker in (ann, bob):
+                _, complaints = speaker.communicate(timeout=120)
+                assert (speaker.returncode, complaints) == (0, "")
+        store.cancel_sync("r", "that was all", who="ann")
+        said, _ = driver.communicate(timeout=60)
     # then each word is there once, in the order of its speaker; its driver drove to the end, and the log is sound
     assert (driver.returncode, said.strip()) == (0, "cancelled")
     words = [record.data["text"] for record in store.read("r") if record.type == "user_said"]
@@ -60,6 +62,16 @@ def test_five_hundred_words_from_other_processes_are_each_in_the_log_once(tmp_pa
     assert audit(store, "r").ok
     assert replay(store, "r").divergence is None
     store.close()
+
+
+@contextmanager
+def started(code: str, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process that does not outlive the test."""
+    with subprocess.Popen([sys.executable, "-P", "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_for(store: Store, run_id: str) -> None:

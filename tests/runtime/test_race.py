@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -94,6 +95,13 @@ class Race:
             assert racer.stdout is not None
             assert racer.stdout.readline().strip() == run_id
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for racer in self.racers:
+            racer.kill()
+
     def end(self) -> list[int]:
         for racer in self.racers:
             assert racer.stdin is not None
@@ -110,19 +118,20 @@ def test_two_processes_that_race_for_a_run_and_sleep_beyond_their_time_perform_n
     # given two processes
     url, performed = f"sqlite:///{tmp_path}/log.db?synchronous=NORMAL", tmp_path / "performed"
     store = open_store(url)
-    race, dice, slept = Race(url, performed), random.Random(17), 0
-    # when they race for two hundred runs, and in each one of them is stopped somewhere in it until its time has passed
-    for n in range(ROUNDS):
-        run_id = f"r{n}"
-        race.start(run_id)
-        sleeper = dice.choice(race.racers)
-        until(partial(reached, store, run_id, dice.randrange(24)))
-        sleeper.send_signal(signal.SIGSTOP)
-        slept += drives(store, run_id, sleeper.pid)
-        until(partial(has_lost, store, run_id, sleeper.pid))
-        sleeper.send_signal(signal.SIGCONT)
-        race.finish(run_id)
-    assert race.end() == [0, 0]
+    dice, slept = random.Random(17), 0
+    with Race(url, performed) as race:
+        # when they race for two hundred runs, and in each one of them is stopped somewhere in it until its time has passed
+        for n in range(ROUNDS):
+            run_id = f"r{n}"
+            race.start(run_id)
+            sleeper = dice.choice(race.racers)
+            until(partial(reached, store, run_id, dice.randrange(24)))
+            sleeper.send_signal(signal.SIGSTOP)
+            slept += drives(store, run_id, sleeper.pid)
+            until(partial(has_lost, store, run_id, sleeper.pid))
+            sleeper.send_signal(signal.SIGCONT)
+            race.finish(run_id)
+        assert race.end() == [0, 0]
     # then the runs are over, many of them after somebody slept at the wheel, and of each the log tells what happened
     assert slept > ROUNDS / 10
     times = Counter(performed.read_text().splitlines())
