@@ -18,6 +18,7 @@ from refold.runtime.metering import Meter, Purse
 from refold.runtime.text import whole
 
 MESSAGE_MAX: Final = 2_000
+NO_END: Final = "the stream ended without a reason to stop and without an end marker: it was cut off, or its server leaves both out"
 GRACE_S: Final = 1.0
 """How long a stream that was told to stop is waited for."""
 
@@ -129,7 +130,7 @@ async def ask(
             silent = p.ModelError("idle_timeout", f"the model was silent for {allowance.idle_s} s", retryable=True)
             return _failed(silent, stream, request.turn, elapsed_us, estimate=True)
         case "broken":
-            broke = p.ModelError("stream_broken", "the stream ended without saying why", retryable=True)
+            broke = p.ModelError("stream_broken", NO_END, retryable=True)
             return _failed(broke, stream, request.turn, elapsed_us, estimate=meter.begun)
         case "cancelled" | "late" | "overspent":
             return _cut(ended, stream, request.turn, allowance, stream.assembler.response(estimated_input, elapsed_us).output)

@@ -1,8 +1,11 @@
-"""How properties are looked for: the same examples every time in CI, new ones at every run of a developer."""
+"""What all tests share: how properties are looked for, the same examples every time in CI and new ones at every run of a developer; and the three APIs of providers."""
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from refold.testing.replies import APIS, Api
 
 # The explain phase turns a failure that is found and shrunk in seconds into a minute's wait.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
@@ -20,3 +23,30 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+KEYS = {"OPENAI_API_KEY": "sk-test-0123456789abcdef", "ANTHROPIC_API_KEY": "sk-ant-test-0123456789", "DEEPSEEK_API_KEY": "sk-deep-0123456789"}
+
+
+@pytest.fixture(scope="session")
+def sdks() -> None:
+    """The providers' SDKs, loaded before anything is timed: that takes seconds."""
+    for name in ("openai", "anthropic"):
+        pytest.importorskip(name, reason=f"the {name} package is not installed")
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Keys that are none, and nothing else from the environment that could lead a request astray."""
+    for name in os.environ:
+        if name.lower().endswith("_proxy") or name.startswith(("OPENAI_", "ANTHROPIC_", "DEEPSEEK_")):
+            monkeypatch.delenv(name)
+    for name, key in KEYS.items():
+        monkeypatch.setenv(name, key)
+    return KEYS
+
+
+@pytest.fixture(params=APIS.values(), ids=APIS)
+def api(request: pytest.FixtureRequest) -> Api:
+    """One of the three APIs, as a user reaches it."""
+    made: Api = request.param
+    return made

@@ -8,29 +8,15 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from refold.events.words import StopReason
 from refold.projections.messages import Message
 from refold.runtime import ports as p
 from refold.runtime.providers import _history as history
-from refold.runtime.providers._errors import Origin, reported
+from refold.runtime.providers._errors import Origin, masked, one_line, reported
 from refold.runtime.providers._openai import WHOLE
-from refold.runtime.providers._usage import cost_usd, count
+from refold.runtime.providers._stops import BROKEN, meaning
+from refold.runtime.providers._usage import cost_usd, count, written
 
 API: Final = "openai.chat"
-STOPS: Final[dict[str, StopReason]] = {
-    "stop": "stop",
-    "eos": "stop",
-    "end_turn": "stop",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "length": "length",
-    "max_tokens": "length",
-    "model_length": "length",
-    "content_filter": "content_filter",
-    "refusal": "refusal",
-}
-BROKEN: Final = ("error", "insufficient_system_resource", "abort", "cancelled")
-"""Reasons to stop that are none: the server gave up."""
 REASONING: Final = ("reasoning_content", "reasoning")
 
 
@@ -99,16 +85,23 @@ class ChatReply:
         return "".join(str(each.get("text") or each.get("summary") or "") for each in details)
 
     def _piece(self, piece: dict[str, Any], index: int | None) -> Iterator[p.Part]:
-        """More of a call: of the one with its index, unless it has another id; without an index, of the one with its id, else of the last."""
+        """More of a call, or the first of one; nothing where a call that is complete comes once more. Raises ModelError where nothing tells whose it is."""
         function = piece.get("function") or piece.get("custom") or {}
         identifier, name = str(piece.get("id") or ""), str(function.get("name") or "")
         arguments = function.get("arguments", function.get("input"))
         text = arguments if isinstance(arguments, str) else "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
         call = self._found(index, identifier, name)
+        if call is not None and (identifier or name or index is None) and text.lstrip().startswith("{") and call.complete:
+            if identifier == call.id != "" and text == "".join(call.arguments):
+                return
+            call = None  # another object behind a whole one is never more of it
         if call is None:
+            if index is None and not (identifier or name):
+                line = f"a piece of a call has no index, id or name, so that nothing tells whose it is: {one_line(text, 80)!r}"
+                raise p.ModelError("protocol", masked(line, self._origin.key), code="ambiguous_call", retryable=True, mid_stream=True)
             call = _Call(len(self._calls), identifier)
             self._calls.append(call)
-        self._by_key[identifier if index is None else index] = call
+        self._by_key[index] = self._by_key[index, identifier] = call
         call.extra |= {key: value for key, value in piece.items() if key == "extra_content"}
         call.id = call.id or identifier
         call.name += name if name != call.name else ""
@@ -120,11 +113,16 @@ class ChatReply:
             yield p.ArgumentsDelta(index=call.index, text=text)
 
     def _found(self, index: int | None, identifier: str, name: str) -> "_Call | None":
-        if index is None and not identifier:
-            last = self._calls[-1] if self._calls else None
-            return None if last is not None and name and last.arguments else last
-        call = self._by_key.get(identifier if index is None else index)
-        return None if call is not None and identifier and call.id and identifier != call.id else call
+        """The call with this index and id; without an index the one with this id; with neither the last, unless a name says that another begins."""
+        if index is not None:
+            call = self._by_key.get(index)
+            other = call is not None and identifier and call.id and identifier != call.id
+            return self._by_key.get((index, identifier)) if other else call
+        if identifier:
+            return self._by_key.get((None, identifier))
+        last = self._calls[-1] if self._calls else None
+        begins = last is not None and name and last.arguments and (name != last.name or last.complete)
+        return None if begins else last
 
     def end(self) -> Iterator[p.Part]:
         """What follows the last chunk; no `Finished` where the stream broke off."""
@@ -134,8 +132,7 @@ class ChatReply:
             yield p.ToolCallReady(index=call.index, name=call.name, arguments="".join(call.arguments), id=call.id)
         if item := self._wanted_back():
             yield p.OpaqueItem(item=history.kept(API, self._model, item))
-        stop = STOPS.get(self._stop, "unknown")
-        yield p.Finished(stop_reason="tool_calls" if stop == "stop" and self._calls else stop, provider_stop_reason=self._stop)
+        yield p.Finished(stop_reason=meaning(self._stop, calls=bool(self._calls)), provider_stop_reason=self._stop)
 
     def _wanted_back(self) -> dict[str, Any]:
         """Reasoning that belongs to calls, details and signatures, under the names they came by."""
@@ -157,6 +154,13 @@ class _Call:
         self.arguments: list[str] = []
         self.extra: dict[str, Any] = {}
         self.opened = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether its arguments are a whole JSON object."""
+        if not self.arguments or not self.arguments[0].lstrip().startswith("{") or not self.arguments[-1].rstrip().endswith("}"):
+            return False
+        return history.arguments_object(text := "".join(self.arguments)) == text
 
 
 def returned(message: Message, model: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -197,14 +201,16 @@ def _merge(details: list[dict[str, Any]], more: dict[str, Any]) -> None:
 
 
 def _usage(usage: dict[str, Any]) -> p.UsageUpdated:
-    """Totals; what was read from a cache is a part of the input, under the name that the server has for it."""
+    """Totals; what was read from a cache, or written to one, is a part of the input, under the name that the server has for it."""
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     cached = next((each for each in (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens")) if each is not None), 0)
+    reasoned = count(completion.get("reasoning_tokens") if completion else usage.get("reasoning_tokens"))
+    asked = count(usage.get("prompt_tokens"))
     return p.UsageUpdated(
-        input_tokens=count(usage.get("prompt_tokens")),
-        output_tokens=count(usage.get("completion_tokens")),
+        input_tokens=asked,
+        output_tokens=written(count(usage.get("completion_tokens")), reasoned, asked, count(usage.get("total_tokens"))),
         cached_input_tokens=count(cached),
         cache_write_tokens=count(prompt.get("cache_write_tokens")),
-        reasoning_tokens=count(completion.get("reasoning_tokens") if completion else usage.get("reasoning_tokens")),
+        reasoning_tokens=reasoned,
         cost_usd=cost_usd(usage.get("cost")),
     )

@@ -7,27 +7,17 @@ import json
 import re
 from typing import Any, Final
 
-from refold.events.words import StopReason
 from refold.projections.messages import Message
 from refold.runtime import ports as p
 from refold.runtime.providers import _history as history
 from refold.runtime.providers._settings import at_most, sent
+from refold.runtime.providers._stops import BROKEN, meaning
 from refold.runtime.providers._usage import count
 from refold.runtime.text import visible, whole
 
 API: Final = "anthropic.messages"
 ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 THINKING_TOKENS_MIN: Final = 1_024
-
-STOPS: Final[dict[str, StopReason]] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "refusal": "refusal",
-    "pause_turn": "pause",
-    "model_context_window_exceeded": "context_overflow",
-}
 
 Block = dict[str, Any]
 
@@ -167,6 +157,11 @@ class Reader:
         self._usage: dict[str, Any] = {}
         self._stop: str | None = None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the model gave a reason to stop."""
+        return bool(self._stop)
+
     def take(self, event: dict[str, Any]) -> list[p.Part]:
         """One more event; unknown ones are passed over. Raises Broken."""
         self.began = True
@@ -182,7 +177,7 @@ class Reader:
             case "message_delta":
                 return self._changed(event.get("delta") or {}, event.get("usage"))
             case "message_stop":
-                return self._end()
+                return self.end()
             case "ping":
                 return [p.ReasoningDelta(text="")]  # A sign of life: thinking that is not shown can take minutes.
         return []
@@ -192,7 +187,7 @@ class Reader:
         made = self._start({"id": message.get("id")})
         for index, block in enumerate(message["content"]):
             made += self._open(index, block) + self._close(index)
-        return made + self._changed(message, message.get("usage")) + self._end()
+        return made + self._changed(message, message.get("usage")) + self.end()
 
     def _start(self, message: dict[str, Any]) -> list[p.Part]:
         if self._id is not None and message.get("id") != self._id:
@@ -258,14 +253,20 @@ class Reader:
 
     def _changed(self, delta: dict[str, Any], usage: dict[str, Any] | None) -> list[p.Part]:
         self._stop = delta.get("stop_reason") or self._stop
-        why = (delta.get("stop_details") or {}).get("explanation") if self._stop == "refusal" else None
-        return ([p.Refusal(text=why)] if why else []) + self._counted(usage)
+        if self._stop in BROKEN:
+            raise Broken(self._stop, f"the server gave up ({self._stop})")
+        details = (delta.get("stop_details") or {}) if self._stop == "refusal" else {}
+        why = details.get("explanation") or details.get("category")
+        return ([p.Refusal(text=str(why))] if why else []) + self._counted(usage)
 
     def _counted(self, usage: dict[str, Any] | None) -> list[p.Part]:
-        """What was counted so far: later numbers stand for earlier ones, and what was read from a cache or written to one was read as well."""
+        """What was counted so far: later numbers stand for earlier ones, and what was read from a cache or written to one was read as well.
+
+        A zero, or what is no number, stands for nothing: the end of a stream often leaves out so what its beginning said.
+        """
         if not usage:
             return []
-        self._usage |= {name: value for name, value in usage.items() if value is not None}
+        self._usage |= {name: value for name, value in usage.items() if count(value) or isinstance(value, dict)}
         read, written = count(self._usage.get("cache_read_input_tokens")), count(self._usage.get("cache_creation_input_tokens"))
         return [
             p.UsageUpdated(
@@ -277,10 +278,11 @@ class Reader:
             )
         ]
 
-    def _end(self) -> list[p.Part]:
+    def end(self) -> list[p.Part]:
+        """What follows the last event."""
         self.finished = True
         left = [part for index in list(self._blocks) for part in self._close(index)]
-        return [*left, p.Finished(stop_reason=STOPS.get(self._stop or "", "unknown"), provider_stop_reason=self._stop or "")]
+        return [*left, p.Finished(stop_reason=meaning(self._stop or ""), provider_stop_reason=self._stop or "")]
 
 
 class _Block:

@@ -15,7 +15,8 @@ from refold.runtime import ports as p
 from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._errors import Origin, reported
 from refold.runtime.providers._openai import DONE, WHOLE, Connection
-from refold.runtime.providers._usage import cost_usd, count
+from refold.runtime.providers._stops import BROKEN, meaning
+from refold.runtime.providers._usage import cost_usd, count, written
 
 LEGAL_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 RESERVED: Final = frozenset({"model", "input", "instructions", "tools", "messages", "previous_response_id", "conversation", "background"})
@@ -23,7 +24,6 @@ LIMIT: Final = "max_output_tokens"
 NEED_TOOLS: Final = ("tool_choice", "parallel_tool_calls")
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 CALLS: Final = ("function_call", "custom_tool_call")
-CUT: Final[dict[str, StopReason]] = {"max_output_tokens": "length", "max_tokens": "length", "content_filter": "content_filter"}
 
 
 class ResponsesModel:
@@ -83,6 +83,8 @@ def items(request: p.Request, api: str, model: str) -> list[dict[str, Any]]:
                 made += _assistant(message, history.given_back(message, api, model))
     if request.notice:
         made.append({"role": "user", "content": history.aside(request.notice)})
+    elif request.messages and request.messages[-1].kind == "paused":  # only some providers go on from their own words
+        made.append({"role": "user", "content": history.CLIPPED})
     return [item for item in made if item.get("content") != ""]
 
 
@@ -218,13 +220,15 @@ class ResponsesReply:
         if response.get("error") or status == "failed":
             raise reported(response.get("error") or {"message": "the response failed"}, self._origin, mid_stream=bool(kind))
         reason = str((response.get("incomplete_details") or {}).get("reason") or "")
+        if reason in BROKEN:
+            raise reported({"type": reason, "message": f"the server gave up ({reason})"}, self._origin, mid_stream=bool(kind), retryable=True)
         self.ended = True
         yield p.Finished(stop_reason=self._stop(status, reason), provider_stop_reason=f"{status}:{reason}" if status == "incomplete" and reason else status)
 
     def _stop(self, status: str, reason: str) -> StopReason:
         if status == "completed":
-            return "tool_calls" if any(item.type in CALLS for item in self._items.values()) else "stop"
-        return CUT.get(reason, "unknown") if status == "incomplete" else "unknown"
+            return meaning(status, calls=any(item.type in CALLS for item in self._items.values()))
+        return meaning(reason) if status == "incomplete" else "unknown"
 
     def _item(self, output_index: Any) -> "_Item":
         """The item at a place; without a place, the last one."""
@@ -250,12 +254,13 @@ class _Item:
 
 
 def _usage(usage: dict[str, Any]) -> p.UsageUpdated:
-    read, written = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
+    read, details = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
+    asked, reasoned = count(usage.get("input_tokens")), count(details.get("reasoning_tokens"))
     return p.UsageUpdated(
-        input_tokens=count(usage.get("input_tokens")),
-        output_tokens=count(usage.get("output_tokens")),
+        input_tokens=asked,
+        output_tokens=written(count(usage.get("output_tokens")), reasoned, asked, count(usage.get("total_tokens"))),
         cached_input_tokens=count(read.get("cached_tokens")),
         cache_write_tokens=count(read.get("cache_write_tokens")),
-        reasoning_tokens=count(written.get("reasoning_tokens")),
+        reasoning_tokens=reasoned,
         cost_usd=cost_usd(usage.get("cost")),
     )

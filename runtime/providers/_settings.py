@@ -15,6 +15,8 @@ from refold.runtime.models import UnknownModel
 
 CONNECT_S: Final = 10.0
 """How long a connection may take to be made. Nothing else is timed here: the runtime ends a model that is silent for too long."""
+LINGER_S: Final = 5.0
+"""How long usage and the end marker are waited for once the model has stopped: some servers send neither, and stay connected."""
 SECRETS: Final = re.compile(r"api_?key|authorization|token$|secret|password|headers|extra_query", re.IGNORECASE)
 """Settings that could hold a key; settings are recorded."""
 

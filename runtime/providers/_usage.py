@@ -19,6 +19,12 @@ def count(value: Any) -> int:
     return int(value)
 
 
+def written(output: int, reasoned: int, asked: int, total: int) -> int:
+    """Everything that a model wrote. Most servers count reasoning in their output, some beside it: then their total says so, or there is more of it than of output."""
+    beside = total - asked - output == reasoned or (reasoned > output and total != asked + output)
+    return output + reasoned if beside else output
+
+
 def cost_usd(value: Any) -> str | None:
     """What a response cost, as its server reports it: a number, or an object with a `total_cost`. None where it says nothing."""
     if isinstance(value, dict):

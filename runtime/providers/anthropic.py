@@ -3,6 +3,7 @@
 One file for the connection and its failures; what is said over it is translated in `_messages.py`.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -12,7 +13,7 @@ from refold.runtime import ports as p
 from refold.runtime.providers import _settings
 from refold.runtime.providers._errors import Origin, no_reply, reported, translated
 from refold.runtime.providers._messages import Broken, Reader, body_of
-from refold.runtime.providers._sse import events
+from refold.runtime.providers._sse import Event, events
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -71,11 +72,12 @@ class Anthropic:
                 for part in self._plain((await stream.response.aread()).decode("utf-8", "replace"), reader):
                     yield part
                 return
-            async for event in events(stream.response.aiter_bytes()):
+            received = events(stream.response.aiter_bytes())
+            while not reader.finished and (event := await _next(received, reader)) is not None:
                 for part in self._event(event.data, reader):
                     yield part
-                if reader.finished:
-                    return
+            for part in reader.end() if reader.stopped and not reader.finished else []:
+                yield part
         finally:
             await stream.close()
 
@@ -84,6 +86,8 @@ class Anthropic:
         try:
             event = json.loads(data)
         except ValueError:
+            if reader.stopped:  # the end of the stream came inside its last event, and everything had been said
+                return []
             raise Broken("json", f"an event of the stream is no JSON: {data[:80]!r}") from None
         if event.get("type") == "error" or ("error" in event and "type" not in event):
             raise reported(event, self._origin, mid_stream=True)
@@ -98,6 +102,18 @@ class Anthropic:
         if isinstance(message, dict) and "content" in message:
             return reader.whole(message)
         raise reported(message, self._origin)
+
+
+async def _next(received: AsyncIterator[Event], reader: Reader) -> Event | None:
+    """The next event; None at the end of the stream, or at whatever happens to it once the model has stopped."""
+    try:
+        return await asyncio.wait_for(anext(received), _settings.LINGER_S if reader.stopped else None)
+    except StopAsyncIteration:
+        return None
+    except Exception:
+        if reader.stopped:
+            return None
+        raise
 
 
 def _client(base_url: str, key: str) -> "AsyncAnthropic":

@@ -4,6 +4,7 @@ The request is made here; what a reply is made of is in `_chat`, how the server 
 """
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -34,8 +35,6 @@ MISTRAL: Final = re.compile(r"(?:mi|mini|magi|dev|code)stral|pixtral|mixtral", r
 """Models and servers that let only the assistant speak after a result, and take ids of one length."""
 BRIDGE: Final = "I have the results."
 """What it says there."""
-LINGER_S: Final = 5.0
-"""How long usage and the end marker are waited for once the model has stopped: some servers send neither, and stay connected."""
 
 
 def create(name: str, *, base_url: str | None = None, settings: dict[str, Any] | None = None) -> "ChatModel":
@@ -96,6 +95,8 @@ def messages(request: Request, model: str, *, strict: bool = False) -> list[dict
                 made.append(_assistant(message, model))
     if request.notice:
         _say(made, history.aside(request.notice), strict)
+    elif made and made[-1]["role"] == "assistant":  # a pause: only some providers go on from their own words
+        _say(made, history.CLIPPED, strict)
     return made
 
 
@@ -131,7 +132,7 @@ async def _next(events: AsyncGenerator[Event, None], reply: ChatReply) -> Event 
     if reply.marked:
         return None
     try:
-        event = await asyncio.wait_for(anext(events), LINGER_S if reply.stopped else None)
+        event = await asyncio.wait_for(anext(events), given.LINGER_S if reply.stopped else None)
     except StopAsyncIteration:
         return None
     except (TimeoutError, ModelError):
@@ -141,4 +142,13 @@ async def _next(events: AsyncGenerator[Event, None], reply: ChatReply) -> Event 
     if event.data.strip() == DONE:
         reply.marked = True
         return None
-    return event
+    return None if reply.stopped and _is_cut(event.data) else event
+
+
+def _is_cut(data: str) -> bool:
+    """Whether the end of a stream came inside its last event."""
+    try:
+        json.loads(data)
+    except ValueError:
+        return True
+    return False

@@ -7,23 +7,27 @@ back, audits and replays clean, and every request that a model received is one a
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
-from refold import Agent, ScriptedModel, Store, audit, fold, open_store, replay
+from refold import Agent, Budgets, ScriptedModel, Store, audit, fold, open_store, replay
 from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.storage import Log, Row, Submission
 from refold.fsm.machine import empty, step
 from refold.projections.messages import Message
 from refold.projections.transcript import said
+from refold.runtime import models
 from refold.runtime.journal import inherited
 from refold.runtime.ports import Part, Request
 from refold.runtime.requests import request_of
 from refold.runtime.result import Result
+from refold.testing import strict as strictly
 from refold.testing.faults import FaultyLog
+from refold.testing.loopback import OUT_OF_REPLIES, Heard, Loopback, Reply
+from refold.testing.replies import Api
 
 
 class Meanwhile(FaultyLog):
@@ -194,6 +198,60 @@ def stage() -> Iterator[Stage]:
     finally:
         for store in set_up.stores:
             store.close()
+
+
+class Wire:
+    """A provider on this machine that the real SDKs speak to, and a stage for the runs that are driven by it."""
+
+    UNLIMITED = Budgets(max_tokens=None, max_cost_usd=None, max_tool_calls=None)
+    made: ClassVar[dict[tuple[str, str], Any]] = {}
+    """Models by address and name: each is made once, for a client takes a tenth of a second."""
+
+    def __init__(self, stage: Stage, server: Loopback) -> None:
+        self.stage, self.server = stage, server
+        self.replies: list[Reply] = []
+        self.requests: list[Heard] = []
+
+    def heard(self, request: Heard) -> Reply:
+        self.requests.append(request)
+        return self.replies.pop(0) if self.replies else Reply.json({"error": {"message": OUT_OF_REPLIES}}, 400)
+
+    def says(self, *replies: Reply | Sequence[bytes]) -> None:
+        """What the server answers next: replies, or streams as the list of their events."""
+        self.replies += [reply if isinstance(reply, Reply) else Reply.events(b"".join(reply)) for reply in replies]
+
+    def model(self, api: Api, name: str = "test-model") -> Any:
+        key = (api.url(self.server), f"{api.spec.partition(':')[0]}:{name}")
+        if key not in self.made:
+            self.made[key] = models.resolve(key[1], base_url=key[0])
+        return self.made[key]
+
+    def agent(self, api: Api, tools: Sequence[Any] = (), **options: Any) -> Agent:
+        return Agent(self.model(api), tools=tools, **{"budgets": self.UNLIMITED, "ask_user": False, **options})
+
+    def play(self, api: Api, replies: Sequence[Reply | Sequence[bytes]], tools: Sequence[Any] = (), **options: Any) -> Result:
+        """A run that the server answers with these replies."""
+        self.says(*replies)
+        return self.agent(api, tools, **options).run_sync("Do it.", store=self.stage.store)
+
+
+@pytest.fixture(scope="session")
+def provider() -> Iterator[tuple[Loopback, list[Wire]]]:
+    """The server, and whoever answers for it."""
+    at_work: list[Wire] = []
+    with Loopback(lambda request: at_work[-1].heard(request)) as server:
+        yield server, at_work
+
+
+@pytest.fixture
+def wire(stage: Stage, provider: tuple[Loopback, list[Wire]], sdks: None, keys: dict[str, str]) -> Iterator[Wire]:
+    """A provider on this machine; when the scenario is over, everything that the SDKs sent it must be what a strict one takes."""
+    server, at_work = provider
+    set_up = Wire(stage, server)
+    at_work.append(set_up)
+    yield set_up
+    for heard in set_up.requests:
+        strictly.check(heard.path, heard.json)
 
 
 @pytest.fixture
