@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from refold.runtime.agent import Agent
     from refold.runtime.providers.script import ScriptedModel
     from refold.runtime.replay import audit, replay
-    from refold.runtime.settings import Budgets, Policy
+    from refold.runtime.settings import Budgets, Context, Policy
     from refold.runtime.show import show
     from refold.runtime.store import Store, open_store
     from refold.runtime.tools import NotPerformed, RetryableToolError, Tool, ToolContext, ToolResult, tool
@@ -22,6 +22,7 @@ __version__: Final = "0.1.0"
 _HOMES: Final = {
     "Agent": "runtime.agent",
     "Budgets": "runtime.settings",
+    "Context": "runtime.settings",
     "NotPerformed": "runtime.tools",
     "Policy": "runtime.settings",
     "RetryableToolError": "runtime.tools",
@@ -43,6 +44,7 @@ _HOMES: Final = {
 __all__ = [
     "Agent",
     "Budgets",
+    "Context",
     "NotPerformed",
     "Policy",
     "RetryableToolError",

@@ -19,6 +19,22 @@ class ModelRequested(FactBase, frozen=True, kw_only=True, gc=False, omit_default
     delay_us: int = 0
 
 
+class SummaryRequested(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Older turns are to give way to a summary of at most `bytes_max`: what requests behind `since` and up to `upto` showed first, as `digest` says.
+
+    Where a model is to write it, `number` is the ordinal of that request, which reads no more than `estimated_input_tokens`.
+    """
+
+    TAG, INPUT = "summary_requested", False
+    since: int | None = None
+    upto: int
+    author: Literal["extractive", "model"]
+    digest: Digest
+    bytes_max: int
+    number: int | None = None
+    estimated_input_tokens: int = 0
+
+
 class RetryScheduled(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Another attempt will be made after `delay_us`: of the request, or of the call named."""
 

@@ -20,6 +20,7 @@ from refold.events.derived import (
     RunCompleted as RunCompleted,
     RunFailed as RunFailed,
     RunStopped as RunStopped,
+    SummaryRequested as SummaryRequested,
     ToolCallsAccepted as ToolCallsAccepted,
     ToolClosed as ToolClosed,
     ToolInDoubt as ToolInDoubt,
@@ -35,6 +36,7 @@ from refold.events.inputs import (
     CallSuperseded as CallSuperseded,
     CancelRequested as CancelRequested,
     ClarificationReceived as ClarificationReceived,
+    CompactionRequested as CompactionRequested,
     ContextChosen as ContextChosen,
     ContextCompacted as ContextCompacted,
     DoubtResolved as DoubtResolved,
@@ -58,6 +60,7 @@ from refold.events.inputs import (
     UserSaid as UserSaid,
 )
 from refold.events.parts import (
+    Block as Block,
     Check as Check,
     ErrorInfo as ErrorInfo,
     Note as Note,
@@ -93,12 +96,14 @@ Input: TypeAlias = (
     | ClarificationReceived
     | CallSuperseded
     | UserSaid
+    | CompactionRequested
     | CancelRequested
     | Sealed
     | Erased
 )
 Derived: TypeAlias = (
     ModelRequested
+    | SummaryRequested
     | RetryScheduled
     | ModelErrorObserved
     | ModelPaused

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.events.parts import CallFact, Check, ErrorInfo, FactBase, Note, ProposedCall, Setup, Usage
+from refold.events.parts import Block, CallFact, Check, ErrorInfo, FactBase, Note, ProposedCall, Setup, Usage
 from refold.events.words import Digest, Kind, Reason, RunId, StopReason
 
 # -- input facts: the run
@@ -36,6 +36,8 @@ class RunContinued(FactBase, frozen=True, kw_only=True, omit_defaults=True):
     transcript: Digest
     size: int
     sources: tuple[str, ...] = ()
+    shown: tuple[Block, ...] = ()
+    """What its requests begin with, in the blocks that a compaction may replace; all of it is one where there is none."""
     setup: Setup
 
 
@@ -69,20 +71,34 @@ class DriverDetached(FactBase, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContextChosen(FactBase, frozen=True, kw_only=True, omit_defaults=True):
-    """A custom context builder chose what the next request shows: `left_out` are positions of messages it does not."""
+    """A context builder chose what the next request shows.
+
+    `left_out` are turns that it does not, by the position of the request that showed them first; `instead` stands in their place. A builder that raised chose nothing.
+    """
 
     TAG, INPUT = "context_chosen", True
     builder: str
     left_out: tuple[int, ...] = ()
+    instead: str = ""
     error: str = ""
 
 
 class ContextCompacted(FactBase, frozen=True, kw_only=True, omit_defaults=True):
-    """What was said up to position `upto` is shown as `summary` from here on."""
+    """What requests behind position `since` and up to `upto` showed first is shown as `summary` from here on; `digest` is of the messages that it stands for.
+
+    With `error` there is no summary and nothing changes. `usage` is what was reported of the request that was made for it, `unreported` an estimate on top.
+    """
 
     TAG, INPUT = "context_compacted", True
+    since: int | None = None
     upto: int
-    summary: str
+    summary: str = ""
+    author: Literal["extractive", "model"]
+    digest: Digest
+    error: str = ""
+    usage: Usage | None = None
+    unreported: Usage | None = None
+    elapsed_us: int = 0
 
 
 # -- input facts: the model
@@ -272,6 +288,14 @@ class UserSaid(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True
 
     TAG, INPUT, OUTSIDE = "user_said", True, True
     text: str
+    who: str
+    command_id: str = ""
+
+
+class CompactionRequested(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Somebody wants older turns to be shown as a summary from the next request on."""
+
+    TAG, INPUT, OUTSIDE = "compaction_requested", True, True
     who: str
     command_id: str = ""
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from refold.events.settings import Budgets, Policy, Seconds
+from refold.events.settings import Budgets, Context, Policy, Seconds
 from refold.events.words import CallId, Digest, Effect, Kind
 
 
@@ -68,6 +68,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     price: Price | None = None
     budgets: Budgets
     policy: Policy
+    context: Context | None = None
+    """None where requests show everything: in runs that were begun before there was a choice."""
+    context_builder: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -127,6 +130,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_s: Seconds | None = None
     concurrent: bool = False
     reconcilable: bool = False
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Messages that a continuation takes over as one. `position` counts from the end of the parent, which is 0."""
+
+    position: int
+    digest: Digest
+    size: int
+    messages: int
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Budgets and policy of a run, as they are recorded.
+"""Budgets, policy and context of a run, as they are recorded.
 
 Plain frozen dataclasses: the core reads them without knowing who checked them, and the shell's pydantic classes inherit the fields and add the checks.
 """
@@ -49,3 +49,20 @@ class Policy:
     max_result_bytes: int = 16_777_216
     unknown_price: Literal["refuse", "free"] = "refuse"
     max_stuck_threads: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What requests show of a run; `None` is no limit.
+
+    `window_tokens` is what the model can read and write in one request. At `compact_at` percent of it older turns are shown as a summary, which `compaction` makes;
+    the latest `keep_turns` turns stay as they are, fewer where they would take half of that. A result longer than `observation_bytes` is shown by an excerpt.
+    With `relevant_turns` only so many of the turns before the latest are shown: those with most in common with the goal and the latest decisions.
+    """
+
+    window_tokens: int | None = None
+    observation_bytes: int | None = None
+    compact_at: int = 80
+    keep_turns: int = 3
+    compaction: Literal["off", "extractive", "model"] = "extractive"
+    relevant_turns: int | None = None

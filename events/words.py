@@ -75,5 +75,6 @@ Reason = Literal[
     "cancelled",
     "no_evidence",
     "at_limit",
+    "window_tokens",
 ]
 """Why a run ended as it did, beyond its status."""

@@ -107,7 +107,7 @@ def _interrupted(run: Run, output: f.ModelInterrupted) -> f.Derived:
 
 
 def overflowed(words: str) -> f.RunFailed:
-    """The end of a run whose request was more than the model can read: nothing can be left out yet, and asking again would change nothing."""
+    """The end of a run whose request was more than the model can read, and could not be made shorter: asking again would change nothing."""
     return f.RunFailed(
         reason="provider", detail=f"the request was longer than the model's window ({words}); continue with a model that reads more, or begin anew"
     )

@@ -29,6 +29,10 @@ class Sums(msgspec.Struct, kw_only=True):
     turns: int = 0
     requests: int = 0
     attempt: int = 0
+    compacted: int = 0
+    """Compactions without which the open request could not be made again."""
+    summary: f.Usage | None = None
+    """What a request for a summary that has had no response is estimated at."""
     calls: int = 0
     started: dict[CallId, int] = {}
     """Attempts of the calls of the open turn."""
@@ -68,6 +72,10 @@ def count(sums: Sums, record: Record) -> None:
         case f.DriverAttached():
             if sums.asked and not sums.lost:
                 _book_lost(sums)
+            if sums.summary is not None:  # asked for again, under its number
+                _add(sums, sums.summary)
+                sums.requests -= 1
+                sums.summary = None
             sums.lost = sums.asked
         case f.ModelRequested(estimated_input_tokens=estimate):
             sums.requests += not sums.lost
@@ -76,7 +84,7 @@ def count(sums: Sums, record: Record) -> None:
             sums.attempt = 1 if anew else sums.attempt + (not sums.lost)
             sums.asked, sums.lost, sums.estimate = True, False, estimate
             if anew:
-                sums.started = {}
+                sums.started, sums.compacted = {}, 0
         case f.UsageUpdated(usage=usage):
             sums.on_the_way, sums.since = usage, 0
         case f.StreamCheckpointed(usage=usage) as checkpoint:
@@ -90,6 +98,16 @@ def count(sums: Sums, record: Record) -> None:
             unreported = output.unreported if isinstance(output, f.ModelInterrupted) else None
             said = _bytes(output) if sums.settles else sum(map(len, map(_encoded, (output.text, *(call.arguments_text for call in output.calls)))))
             _book(sums, output.usage, unreported, said, output.elapsed_us)
+        case f.SummaryRequested(number=number, estimated_input_tokens=estimate):
+            sums.requests += number is not None
+            sums.summary = f.Usage(input_tokens=estimate, estimated=True) if number is not None else None
+        case f.ContextCompacted(usage=usage, unreported=unreported, elapsed_us=elapsed_us):
+            sums.compacted += record.source == "streaming_model"
+            sums.summary = None
+            sums.active_us += elapsed_us
+            for each in (usage, unreported):
+                if each is not None:
+                    _add(sums, each)
         case f.ToolStarted(call=call):
             sums.calls += call not in sums.started
             sums.started[call] = sums.started.get(call, 0) + 1
@@ -199,8 +217,9 @@ def _bounded_request(position: int, request: f.ModelRequested, sums: Sums, setti
         return broken(position, f"{words}, which is the {sums.requests}. of the run")
     if request.attempt != sums.attempt:
         return broken(position, f"{words} is called attempt {request.attempt}, and is attempt {sums.attempt}")
-    if sums.attempt > settings.policy.max_provider_retries + 1:
-        return broken(position, f"{words} is attempt {sums.attempt}, and {settings.policy.max_provider_retries + 1} are allowed")
+    allowed = settings.policy.max_provider_retries + 1 + sums.compacted
+    if sums.attempt > allowed:
+        return broken(position, f"{words} is attempt {sums.attempt}, and {allowed} are allowed")
     most = settings.budgets.max_turns
     if most is not None and sums.turns > most:
         return broken(position, f"{words}, and {most} turns are allowed")
@@ -306,6 +325,10 @@ def _used_up(reason: Reason, history: History, record: Record, sums: Sums, setti
             return exceeded.detail if history.folded_whole and (exceeded := limits.cost(history.run, stamp)) is not None else ""
         case "timeout_s" if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
             return f"{sums.active_us} us of {budgets.timeout_s} s"
+        case "window_tokens" if settings.context.window_tokens is not None:
+            # What the next request would have read is in no record, so here the fold has to be asked.
+            stamp = Stamp(at=record.at, driver=record.driver)
+            return exceeded.detail if history.folded_whole and (exceeded := limits.window(history.run, stamp)) is not None else ""
         case "deadline" if budgets.deadline is not None and record.at >= limits.instant(budgets.deadline):
             return f"the deadline was {budgets.deadline}"
         case _:
@@ -349,6 +372,8 @@ def _allowed(before: Sums, request: f.ModelRequested, settings: Settings) -> int
     """Tokens that a request may write after what was spent before it."""
     budgets, price, reads = settings.budgets, before.price, request.estimated_input_tokens
     rooms: list[int | Fraction] = [budgets.max_output_tokens]
+    if settings.context.window_tokens is not None:
+        rooms.append(settings.context.window_tokens - reads)
     if budgets.max_tokens is not None:
         rooms.append(budgets.max_tokens - before.tokens - reads)
     if before.reserves and price is not None and budgets.max_cost_usd is not None:

@@ -12,14 +12,14 @@ import msgspec
 from refold.events import facts as f
 from refold.events.codec import Edge, Record, Stamp, write
 from refold.events.words import Digest
-from refold.fsm import answers, calls, limits
+from refold.fsm import answers, calls, compaction, limits
 from refold.fsm.machine import EDGES, Cursor, fire
 from refold.fsm.timing import retry_delay
+from refold.projections import context
 from refold.projections.messages import request_digest
 from refold.projections.prefix import next_digest
 from refold.projections.revisions import SUPPORTED, UnsupportedEngine
 from refold.projections.run import Run
-from refold.projections.transcript import waiting
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -86,20 +86,36 @@ def follow(run: Run, stamp: Stamp) -> f.Derived | None:
             assert_never(run.state)
 
 
-def _next_request(run: Run, stamp: Stamp) -> f.Derived:
-    """The next turn's request, unless the run is to end here."""
+def _next_request(run: Run, stamp: Stamp) -> f.Derived | None:
+    """The next turn's request, unless the run is to end here, or something has to be done about what it shows."""
     if run.cancel is not None:
         return answers.cancelled(run.cancel)
-    if (exceeded := _exceeded(run, stamp)) is not None:
+    exceeded = _exceeded(run, stamp)
+    if exceeded is None or _shorter_would_do(run, stamp, exceeded):
+        if run.past.asked is not None or compaction.chooses(run):
+            return None
+        if (summary := compaction.due(run)) is not None:
+            return summary
+    if exceeded is not None:
         return _stopped(exceeded)
-    shown, wrap_up = (*run.fresh, *waiting(run)), limits.is_last_turn(run)
+    wrap_up = limits.is_last_turn(run)
     return f.ModelRequested(
         number=run.number + 1,
-        digest=next_digest(run, shown, bare=wrap_up) if run.rules.chains else request_digest(run.prefix, shown),
+        digest=_digest(run, bare=wrap_up),
         max_output_tokens=limits.output_limit(run),
         estimated_input_tokens=limits.estimated_input(run),
         wrap_up=wrap_up,
     )
+
+
+def _digest(run: Run, *, bare: bool) -> Digest:
+    """The digest of what the next request shows."""
+    return next_digest(run, context.news(run), bare=bare) if run.rules.chains else request_digest(run.prefix, context.news(run))
+
+
+def _shorter_would_do(run: Run, stamp: Stamp, exceeded: limits.Exceeded) -> bool:
+    """Whether a limit only says that the request is too long."""
+    return exceeded.reason == "window_tokens" or (exceeded.reason == "max_tokens" and limits.spent_tokens(run, stamp) is None)
 
 
 def _exceeded(run: Run, stamp: Stamp) -> limits.Exceeded | None:
@@ -115,6 +131,11 @@ def _stopped(exceeded: limits.Exceeded) -> f.RunStopped:
 
 
 def _streaming(run: Run, stamp: Stamp) -> f.Derived | None:
+    if run.cancel is None and context.has_overflowed(run):
+        if run.past.asked is not None:
+            return None
+        if (summary := compaction.due(run)) is not None:
+            return summary
     match run.asked:
         case "yes" | "no":
             return None
@@ -164,7 +185,7 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
 # -- injecting_tool_results
 
 
-def _injecting(run: Run, stamp: Stamp) -> f.Derived:
+def _injecting(run: Run, stamp: Stamp) -> f.Derived | None:
     """Everything the turn left is in: end the run where it has come to its end, else ask again."""
     if run.cancel is not None:
         return answers.cancelled(run.cancel)

@@ -2,8 +2,10 @@
 
 import msgspec
 
+from refold.events import facts as f
 from refold.events.settings import Seconds
 from refold.events.words import CallId
+from refold.fsm.compaction import choosable, chooses
 from refold.projections.run import Call, Run
 
 
@@ -13,6 +15,20 @@ class AskModel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     number: int
     estimated_input_tokens: int
     delay_us: int
+
+
+class ChooseContext(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Ask the context builder which of the turns at `choosable` the next request shows."""
+
+    choosable: tuple[int, ...]
+    delay_us: int = 0
+
+
+class Summarise(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Make the summary of older turns that was asked for."""
+
+    asked: f.SummaryRequested
+    delay_us: int = 0
 
 
 class RunTool(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -36,7 +52,7 @@ class Reconcile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delay_us: int = 0
 
 
-Effect = AskModel | RunTool | Reconcile
+Effect = AskModel | ChooseContext | Summarise | RunTool | Reconcile
 
 
 def pending(run: Run) -> tuple[Effect, ...]:
@@ -47,6 +63,10 @@ def pending(run: Run) -> tuple[Effect, ...]:
         asked = run.request
         assert asked is not None
         return (AskModel(number=asked.number, estimated_input_tokens=asked.estimated_input_tokens, delay_us=asked.delay_us),)
+    if run.state in ("idle", "injecting_tool_results", "streaming_model"):
+        if run.past.asked is not None:
+            return (Summarise(asked=run.past.asked),)
+        return (ChooseContext(choosable=choosable(run)),) if chooses(run) else ()
     if run.state == "executing_tools":
         return tuple(_open_effect(call) for call in run.calls if call.phase == "started" or call.to_reconcile)
     return ()

@@ -4,7 +4,11 @@ Named in the words of the drawing. They read run and fact only, so that folding 
 """
 
 from refold.events import facts as f
+from refold.events.chain import NOTHING
 from refold.events.words import CallId
+from refold.projections import context
+from refold.projections.excerpts import size_of
+from refold.projections.prefix import chained
 from refold.projections.run import Call, Run
 
 
@@ -74,6 +78,46 @@ def came_to_nothing(run: Run, fact: f.Fact) -> bool:
 def paused(run: Run, fact: f.Fact) -> bool:
     output = run.open.output if run.open is not None else None
     return run.asked == "answered" and isinstance(output, f.ModelInterrupted) and output.cause == "paused"
+
+
+# -- the context
+
+
+def between_requests(run: Run, fact: f.Fact) -> bool:
+    """No request is under way; one that was too long for the model has come to its end."""
+    return run.asked == "no" or context.has_overflowed(run)
+
+
+def leaves_out_turns(run: Run, fact: f.Fact) -> bool:
+    """Turns go whole, so that no call is parted from its result; a builder that failed leaves out nothing."""
+    if not isinstance(fact, f.ContextChosen) or run.context is None:
+        return False
+    return not fact.left_out or (not fact.error and set(fact.left_out) <= {entry.position for entry in run.entries.since(run.past.hidden)})
+
+
+def takes_whole_turns(run: Run, fact: f.Fact) -> bool:
+    """What is to give way are turns that are still shown, so that no call is parted from its result, and exactly those that the digest stands for."""
+    if not isinstance(fact, f.SummaryRequested) or run.context is None or (fact.author == "model") != (fact.number == run.number + 1):
+        return False
+    place = context.place_behind(run, fact.upto)
+    if place <= run.past.hidden or run.entries[place - 1].position != fact.upto:
+        return False
+    return fact.digest == chained(NOTHING, (entry.digest for entry in context.replaced(run, fact.upto)))
+
+
+def no_open_summary(run: Run, fact: f.Fact) -> bool:
+    return run.past.asked is None
+
+
+def makes_it_shorter(run: Run, fact: f.Fact) -> bool:
+    """The summary that was asked for, shorter than what it replaces; or why there is none, and then nothing changes."""
+    asked = run.past.asked
+    if asked is None or not isinstance(fact, f.ContextCompacted):
+        return False
+    if (fact.since, fact.upto, fact.author, fact.digest) != (asked.since, asked.upto, asked.author, asked.digest):
+        return False
+    replaced = sum(entry.size for entry in context.replaced(run, fact.upto))
+    return bool(fact.error) != bool(fact.summary) and size_of(context.summary_message(fact.summary)) < replaced
 
 
 # -- the claim

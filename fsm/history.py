@@ -11,10 +11,10 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record
-from refold.events.settings import Budgets, Policy
+from refold.events.settings import Budgets, Context, Policy
 from refold.projections.run import Run
 
-T = TypeVar("T", Budgets, Policy)
+T = TypeVar("T", Budgets, Policy, Context)
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,22 +47,25 @@ def broken(position: int, words: str) -> Sign:
 
 
 class Settings(NamedTuple):
-    """Budgets and policy as they are in force."""
+    """Budgets, policy and context as they are in force."""
 
     budgets: Budgets
     policy: Policy
+    context: Context
 
 
-NONE_YET: Final = Settings(Budgets(), Policy())
+NONE_YET: Final = Settings(Budgets(), Policy(), Context())
 
 
 def in_force(settings: Settings, fact: f.Fact) -> Settings:
     """The settings after one more fact: a run begins with some, a fork may change them."""
     match fact:
         case f.RunStarted() | f.RunContinued():
-            return Settings(fact.setup.budgets, fact.setup.policy)
+            return Settings(fact.setup.budgets, fact.setup.policy, fact.setup.context or Context())
         case f.RunForked() if fact.changes:
-            return Settings(_changed(settings.budgets, "budgets.", fact), _changed(settings.policy, "policy.", fact))
+            return Settings(
+                _changed(settings.budgets, "budgets.", fact), _changed(settings.policy, "policy.", fact), _changed(settings.context, "context.", fact)
+            )
         case _:
             return settings
 

@@ -11,9 +11,9 @@ import msgspec
 from refold.events import facts as f, money
 from refold.events.codec import Stamp
 from refold.events.words import Reason
+from refold.projections import context
 from refold.projections.messages import encode, tokens_of
 from refold.projections.run import Run
-from refold.projections.transcript import waiting
 
 OUTPUT_TOKENS_MIN = 256
 """A request that could answer with fewer tokens than this is not made."""
@@ -50,6 +50,14 @@ def tokens(run: Run, stamp: Stamp) -> Exceeded | None:
     if left < _least_output(run):
         return Exceeded(reason="max_tokens", detail=f"of {limit} tokens {spent} were used, and the next request alone would read about {estimated_input(run)}")
     return None
+
+
+def window(run: Run, stamp: Stamp) -> Exceeded | None:
+    """The window that was set: what a request reads, with room for the shortest answer."""
+    room = _room_in_window(run)
+    if room is None or room >= _least_output(run):
+        return None
+    return Exceeded(reason="window_tokens", detail=f"the next request would read about {estimated_input(run)} tokens, {context.in_words(run)}")
 
 
 def spent_cost(run: Run, stamp: Stamp) -> Exceeded | None:
@@ -104,30 +112,22 @@ def estimated_input(run: Run) -> int:
 
 
 def _calibrated_input(run: Run) -> int:
-    """What the provider said it read, and what came since, at its rate; a rate that no text has is held between half and twice the plain estimate.
-
-    Never so little that a provider which reports next to nothing makes everything fit.
-    """
+    """The same at the rate that the provider counts at."""
     if run.request is not None:  # another attempt at the same
         return run.request.estimated_input_tokens
-    size = run.size + sum(len(encode(message)) for message in (*run.fresh, *waiting(run)))
-    measured = run.measured
-    if measured is None:
-        return tokens_of(size)
-    tokens, of = measured.tokens, measured.size
-    if tokens * 8 < of:
-        rate, of = 1, 8
-    elif tokens * 2 > of:
-        rate, of = 1, 2
-    else:
-        rate = tokens
-    return max(tokens - (measured.size - size) * rate // of, -(-size // 16))
+    return context.tokens(run, context.next_size(run))
 
 
 def output_limit(run: Run) -> int:
-    """Tokens the next response may have: the setting, or what tokens and money leave behind the estimated input."""
-    rooms = [room for room in (_room_in_tokens(run), _room_in_money(run)) if room is not None]
+    """Tokens the next response may have: the setting, or what window, tokens and money leave behind the estimated input."""
+    rooms = [room for room in (_room_in_window(run), _room_in_tokens(run), _room_in_money(run)) if room is not None]
     return max(0, min([run.budgets.max_output_tokens, *rooms]))
+
+
+def _room_in_window(run: Run) -> int | None:
+    """Output tokens that the window leaves; None where none was set."""
+    limit = run.context.window_tokens if run.context is not None else None
+    return None if limit is None else limit - estimated_input(run)
 
 
 def _room_in_tokens(run: Run) -> int | None:

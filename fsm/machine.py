@@ -55,12 +55,13 @@ def _rows(
 g = guards
 _REQUEST_LIMITS: Final[tuple[Limit, ...]] = (
     limits.turns,
+    limits.window,
     limits.tokens,
     limits.cost,
     limits.active_time,
     limits.deadline,
 )
-_ATTEMPT_LIMITS: Final[tuple[Limit, ...]] = (limits.tokens, limits.cost, limits.active_time, limits.deadline)
+_ATTEMPT_LIMITS: Final[tuple[Limit, ...]] = (limits.window, limits.tokens, limits.cost, limits.active_time, limits.deadline)
 _TOOL_LIMITS: Final[tuple[Limit, ...]] = limits.BEFORE_TOOLS
 
 TABLE: Final[tuple[Row, ...]] = tuple(
@@ -70,9 +71,10 @@ TABLE: Final[tuple[Row, ...]] = tuple(
         _rows(f.RunContinued, _IDLE, None, g.begins),
         _rows(f.RunForked, _LIVE, None, g.splits_off),
         _rows(f.DriverAttached, _LIVE, None, g.begun, g.next_epoch),
-        _rows(f.ContextChosen, (_IDLE, _INJECTING, _STREAMING), None, g.begun),
-        _rows(f.ContextCompacted, (_IDLE, _INJECTING, _STREAMING), None, g.begun),
-        _rows(f.ModelRequested, (_IDLE, _INJECTING), _STREAMING, g.begun, g.every_call_answered, g.next_number, limits=_REQUEST_LIMITS),
+        _rows(f.ContextChosen, (_IDLE, _INJECTING), None, g.begun, g.leaves_out_turns),
+        _rows(f.SummaryRequested, (_IDLE, _INJECTING, _STREAMING), None, g.begun, g.between_requests, g.no_open_summary, g.takes_whole_turns),
+        _rows(f.ContextCompacted, (_IDLE, _INJECTING, _STREAMING), None, g.begun, g.makes_it_shorter),
+        _rows(f.ModelRequested, (_IDLE, _INJECTING), _STREAMING, g.begun, g.every_call_answered, g.no_open_summary, g.next_number, limits=_REQUEST_LIMITS),
         _rows(f.ModelRequested, _STREAMING, None, g.no_open_request, g.same_or_next_number, limits=_ATTEMPT_LIMITS),
         _rows(f.UsageUpdated, _STREAMING, None, g.open_request),
         _rows(f.StreamCheckpointed, _STREAMING, None, g.open_request),
@@ -106,6 +108,7 @@ TABLE: Final[tuple[Row, ...]] = tuple(
         _rows(f.ToolClosed, _EXECUTING, None, g.open_call),
         _rows(f.ToolResultsInjected, _EXECUTING, _INJECTING, g.every_call_closed),
         _rows(f.UserSaid, _LIVE, None, g.begun),
+        _rows(f.CompactionRequested, _LIVE, None, g.begun),
         _rows(f.CancelRequested, _LIVE, None, g.begun),
         _rows(f.RunCompleted, _STREAMING, _DONE, g.accepted_claim),
         _rows(f.RunStopped, (_IDLE, _STREAMING, _INJECTING), _DONE, g.begun),

@@ -199,6 +199,10 @@ def _cause(recorded: Record, derived: Record, field: str) -> str:
     match recorded.fact:
         case f.CallsChecked():
             return "tool schema: the agent's tools check these calls otherwise"
+        case f.ContextChosen():
+            return "context: the agent's context builder chooses other turns"
+        case f.ContextCompacted():
+            return "context: the summary of the same turns is another"
         case f.AnswerChecked():
             return "code: the agent's validators judge this answer otherwise"
         case f.ModelRequested() if field.endswith("digest"):

@@ -65,10 +65,14 @@ def _goes_on(last: Run, run: Run, request: f.ModelRequested) -> bool:
     if not run.rules.chains:
         return last.bare == run.bare  # nothing else could change then
     new = (run.entries[n].digest for n in range(len(last.entries), len(run.entries)))
-    return chained(last.prefix, new) == request.digest != NOTHING
+    return not last.past.left_out and chained(last.prefix, new) == request.digest != NOTHING
 
 
 def _because(last: Run, run: Run, part: Part) -> str:
+    if run.past.hidden != last.past.hidden:
+        return "older turns gave way to a summary"
+    if run.past.left_out != last.past.left_out:
+        return "a context builder chose other turns"
     if part.name == "tools" and run.bare != last.bare:
         return "it offers no tools, since it is for an answer alone" if run.bare else "it offers tools again"
     return f"its {part.name} changed"

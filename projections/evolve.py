@@ -10,10 +10,10 @@ from msgspec.json import decode
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
-from refold.projections import spending
-from refold.projections.messages import Message, MessageCall, assistant, bytes_of, encode, failure, is_repeatable, paused, quoted, told, user, visible
-from refold.projections.prefix import HISTORY, chained, entry_of, head, start
-from refold.projections.run import Call, Driver, Entry, Run, Turn, Write, replace
+from refold.projections import context, spending
+from refold.projections.messages import Message, MessageCall, assistant, encode, failure, is_repeatable, paused, quoted, told, user, visible
+from refold.projections.prefix import head, past_digest, start
+from refold.projections.run import Call, Driver, Run, Turn, Write, replace
 from refold.projections.spending import active
 
 
@@ -21,6 +21,9 @@ def evolve(run: Run, fact: f.Fact, *, target: State, at: int, head: Digest = NOT
     """The run after one more fact; `target` is the state that its row of the table leads to."""
     position = run.position + 1
     after = replace(_changed(run, fact, position, at), position=position, at=at, head=head, state=target)
+    if after.fresh is not run.fresh:
+        new = after.fresh[len(run.fresh) :]
+        after = replace(after, fresh_shown=(*run.fresh_shown, *context.cut_each(after, new)) if new else ())
     command = getattr(fact, "command_id", "")
     return replace(after, commands=after.commands.add(command, position)) if command else after
 
@@ -69,7 +72,8 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
             return _paused(run, fact)
         case f.ModelFailed():
             size = spending.said_in(fact) if run.rules.settles else len(fact.text.encode("utf-8", "replace"))
-            return replace(spending.settled(run, fact.usage, fact.unreported, fact.elapsed_us, size), asked="failed", failure=fact)
+            after = replace(spending.settled(run, fact.usage, fact.unreported, fact.elapsed_us, size), asked="failed", failure=fact)
+            return context.overflowed(after) if fact.error.overflow else after
         case f.UsageUpdated():
             return spending.reported(run, fact.usage) if run.rules.settles else run
         case f.StreamCheckpointed():
@@ -108,11 +112,19 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
             return replace(run, driver=None)
         case f.UserSaid():
             return replace(run, unheard=(*run.unheard, fact.text), counted_from=len(run.actions), decisions=())
+        case f.CompactionRequested():
+            return replace(run, past=replace(run.past, wanted=True))
         case f.CancelRequested():
             return replace(run, cancel=run.cancel or fact)
         case f.RunCompleted() | f.RunStopped() | f.RunFailed() | f.RunCancelled():
             return _ended(run, fact)
-        case f.ContextChosen() | f.ContextCompacted() | f.LateOutcome() | f.Sealed() | f.Erased():
+        case f.ContextChosen():
+            return context.chosen(run, fact, position)
+        case f.SummaryRequested():
+            return replace(run, past=replace(run.past, asked=fact), number=run.number if fact.number is None else fact.number)
+        case f.ContextCompacted():
+            return _compacted(run, fact, position)
+        case f.LateOutcome() | f.Sealed() | f.Erased():
             return run
         case _:
             assert_never(fact)
@@ -134,11 +146,9 @@ def _continued(run: Run, fact: f.RunContinued, at: int) -> Run:
     for source in fact.sources:
         sources = sources.add(source, 0)
     said = {"unheard": (fact.message,)} if fact.message else {"fresh": (told(GO_ON),)}
-    after = replace(begun, size=begun.size + fact.size, sources=sources, **said)
-    if not after.rules.chains:
-        return replace(after, prefix=signature_of([begun.prefix, fact.transcript]))
-    history = Entry(position=0, kind=HISTORY, size=fact.size, digest=fact.transcript)
-    return replace(after, prefix=chained(begun.prefix, (fact.transcript,)), entries=after.entries.add(history))
+    if begun.rules.chains:
+        return replace(context.inherited(begun, fact), sources=sources, **said)
+    return replace(begun, prefix=signature_of([begun.prefix, fact.transcript]), size=begun.size + fact.size, sources=sources, **said)
 
 
 GO_ON = "Go on with the task."
@@ -151,8 +161,7 @@ GO_ON = "Go on with the task."
 def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
     if run.state == "streaming_model":  # another attempt, or the same request after its process was lost
         return replace(run, request=fact, number=fact.number, asked="yes", failure=None)
-    shown = [entry_of(message, position) for message in (*run.fresh, *map(user, run.unheard))]
-    size = run.size + sum(entry.size for entry in shown) if run.rules.reserves else bytes_of(fact.estimated_input_tokens)
+    run = context.requested(run, fact, position)
     return replace(
         run,
         turn=run.turn + 1,
@@ -163,12 +172,19 @@ def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
         open=None,
         fresh=(),
         unheard=(),
-        prefix=fact.digest,
-        bare=fact.wrap_up,
-        size=size,
-        entries=run.entries.add(*shown),
         spent=replace(run.spent, retry_wait_us=0) if run.spent.retry_wait_us else run.spent,
     )
+
+
+def _compacted(run: Run, fact: f.ContextCompacted, position: int) -> Run:
+    """Older turns give way to a summary; a request that was too long for the model is to be made again."""
+    after = spending.used(context.compacted(run, fact, position), fact.usage, fact.unreported, fact.elapsed_us)
+    if run.state != "streaming_model" or fact.error:
+        return after
+    assert run.request is not None
+    digest = past_digest(after, bare=run.request.wrap_up)
+    shorter = replace(run.request, digest=digest, estimated_input_tokens=context.tokens(after, context.past_size(after)))
+    return replace(after, request=shorter, asked="retrying", delay_us=0, open=None, failure=None)
 
 
 def _answered(run: Run, output: f.ModelOutput, turn: Turn) -> Run:
@@ -179,7 +195,8 @@ def _answered(run: Run, output: f.ModelOutput, turn: Turn) -> Run:
         size = len((output.text + "".join(call.arguments_text for call in output.calls)).encode("utf-8", "replace"))
     if run.request is not None and run.request.wrap_up:
         turn = replace(turn, wrap_up=True)
-    return replace(spending.settled(run, output.usage, unreported, output.elapsed_us, size), asked="answered", open=turn)
+    after = replace(spending.settled(run, output.usage, unreported, output.elapsed_us, size), asked="answered", open=turn)
+    return context.answered(after)
 
 
 def _turned_down(run: Run, fact: f.FinalRejected | f.ModelErrorObserved) -> Run:
@@ -360,9 +377,20 @@ def _attached(run: Run, fact: f.DriverAttached, at: int) -> Run:
     after = replace(run, driver=driver, epoch=fact.epoch)
     if run.asked == "yes":
         after = replace(spending.lost(after) if run.rules.settles else after, asked="lost")
+    if run.past.asked is not None:
+        after = _unasked(after, run.past.asked)
     if any(call.phase == "started" for call in run.calls):
         return _with_calls(after, [replace(call, phase="unknown") if call.phase == "started" else call for call in run.calls])
     return after
+
+
+def _unasked(run: Run, asked: f.SummaryRequested) -> Run:
+    """A summary whose maker is gone is to be asked for again: under the number it had, and what its model may have read is an estimate."""
+    after = replace(run, past=replace(run.past, asked=None))
+    if asked.number is None:
+        return after
+    read = f.Usage(input_tokens=asked.estimated_input_tokens, estimated=True)
+    return replace(spending.used(after, None, read, 0), number=asked.number - 1)
 
 
 def _ended(run: Run, fact: f.Ending) -> Run:

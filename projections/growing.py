@@ -31,6 +31,10 @@ class Growing(Generic[T]):
         items = self._items
         return (items[n] for n in range(self._length))
 
+    def since(self, first: int) -> list[T]:
+        """The items from place `first` on."""
+        return self._items[first : self._length]
+
     def __getitem__(self, n: int) -> T:
         if not -self._length <= n < self._length:
             raise IndexError(n)

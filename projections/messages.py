@@ -35,7 +35,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A tool message has `call_id`, `name`, `kind` (`success` or the kind of its failure) and `content`, any JSON value; the others have `text`, and an assistant's may have `calls`.
     A user's message of kind `runtime` is what the runtime tells the model without a call; an assistant's of kind `interrupted` was cut short by us, and one of
-    kind `paused` is gone on with by the next. `source_ids` names the documents a result came from; `opaque` is what its provider wants back.
+    kind `paused` is gone on with by the next. One of the user's of kind `summary` stands for turns that are not shown: a record, whose content is data.
+    `source_ids` names the documents a result came from; `opaque` is what its provider wants back.
     """
 
     role: str

@@ -50,25 +50,25 @@ def start(setup: f.Setup, *, bare: bool) -> Digest:
 def entry_of(message: Message, position: int) -> Entry:
     """A message as the run remembers it."""
     encoded = encode(message)
-    return Entry(position=position, kind=message.kind if message.role == "tool" else message.role, size=len(encoded), digest=digest_of(encoded))
+    return Entry(position=position, kind=message.kind or message.role, size=len(encoded), digest=digest_of(encoded))
 
 
 def next_digest(run: Run, news: Iterable[Message], *, bare: bool) -> Digest:
-    """The digest of the next request, which shows what the one before did and `news` behind it."""
-    before = run.prefix if bare == run.bare else chained(start(run.begun, bare=bare), (entry.digest for entry in run.entries))
-    return chained(before, (digest_of(encode(message)) for message in news))
+    """The digest of the next request, which shows what is still shown of the past and `news` behind it."""
+    return chained(past_digest(run, bare=bare), (digest_of(encode(message)) for message in news))
 
 
-def digest_of_prompt(setup: f.Setup, messages: Iterable[Message], *, bare: bool, history: Digest | None = None) -> Digest:
-    """The digest of a request made again from everything it shows; `history` is the transcript's, where `messages` are those behind what a parent said."""
-    before = start(setup, bare=bare)
-    before = chained(before, (history,)) if history is not None else before
-    return chained(before, (digest_of(encode(message)) for message in messages))
+def past_digest(run: Run, *, bare: bool) -> Digest:
+    """The chain of what the next request shows of the past: that of the last one, where nothing of it is left out now or was then."""
+    if bare == run.bare and not run.past.left_out:
+        return run.prefix
+    return chained(start(run.begun, bare=bare), (entry.digest for entry in run.shown_entries()))
 
 
 def parts(run: Run, *, bare: bool) -> list[Part]:
     """Every part of the last request, in order."""
     messages = (
-        Part("the transcript of the parent" if entry.kind == HISTORY else f"message {n}", entry.digest, entry.size) for n, entry in enumerate(run.entries, 1)
+        Part("the transcript of the parent" if entry.kind == HISTORY else f"message {n}", entry.digest, entry.size)
+        for n, entry in enumerate(run.shown_entries(), 1)
     )
     return [*head(run.begun, bare=bare), *messages]

@@ -3,13 +3,14 @@
 Small on purpose: state, counters, the open turn in full, one small entry for each past message. Contents stay in the log. How facts change it is in `evolve.py`.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal, assert_never
 
 import msgspec
 
 from refold.events import facts as f
 from refold.events.chain import NOTHING
-from refold.events.settings import Budgets, Policy
+from refold.events.settings import Budgets, Context, Policy
 from refold.events.words import CallId, Digest, Kind, Reason, RunId, State, Status
 from refold.projections.growing import Growing, Index
 from refold.projections.messages import Message
@@ -142,12 +143,37 @@ class Driver(_Struct, frozen=True, kw_only=True):
 
 
 class Entry(_Struct, frozen=True, kw_only=True):
-    """A past message: the request that first showed it, its kind (`success` or a failure of a call, else its role), its bytes and their digest."""
+    """A past message as requests show it: the request that first did, its kind (its role where it has none), its bytes and their digest."""
 
     position: int
     kind: str
     size: int = 0
     digest: Digest = NOTHING
+
+
+class Past(_Struct, frozen=True, kw_only=True):
+    """What requests show of the past otherwise than it was; entries are meant by their place."""
+
+    hidden: int = 0
+    """Entries before this place are shown as the summary,"""
+    pinned: tuple[int, ...] = ()
+    """but for these, which the user said."""
+    summary: Entry | None = None
+    left_out: tuple[int, ...] = ()
+    """Turns that the next request does not show, by position."""
+    instead: Entry | None = None
+    chosen: bool = False
+    """Whether that was chosen for the next request."""
+    asked: f.SummaryRequested | None = None
+    """The summary that is to be made,"""
+    compactions: int = 0
+    """and how many were since the model last answered, those that failed included."""
+    failed: int = 0
+    """Compactions that failed in a row."""
+    wanted: bool = False
+    """Whether somebody asked for one."""
+    overflow: int | None = None
+    """The least number of tokens, by the estimate, that was too much for the model."""
 
 
 class Write(_Struct, frozen=True, kw_only=True):
@@ -181,6 +207,8 @@ class Run(_Struct, frozen=True, kw_only=True):
     open: Turn | None = None
     fresh: tuple[Message, ...] = ()
     """Messages that no request has shown yet, in full."""
+    fresh_shown: tuple[Message, ...] = ()
+    """The same as the next request shows them, where it has room for all: long results by an excerpt."""
     unheard: tuple[str, ...] = ()
     """What the user said since; shown behind the results."""
     prefix: Digest = NOTHING
@@ -190,6 +218,7 @@ class Run(_Struct, frozen=True, kw_only=True):
     size: int = 0
     """Bytes of instructions, tools and all messages that were shown, as they were estimated."""
     entries: Growing[Entry] = msgspec.field(default_factory=Growing)
+    past: Past = Past()
     spent: Spent = Spent()
     streaming: Streaming | None = None
     """The response to the open request, once something of it was written down."""
@@ -267,6 +296,10 @@ class Run(_Struct, frozen=True, kw_only=True):
         return self.begun.policy
 
     @property
+    def context(self) -> Context | None:
+        return self.begun.context
+
+    @property
     def rules(self) -> Rules:
         """The rules that the run began with."""
         return rules_of(self.begun.engine)
@@ -276,6 +309,23 @@ class Run(_Struct, frozen=True, kw_only=True):
         """The setup of a run that has begun."""
         assert self.setup is not None, "the run has not begun"
         return self.setup
+
+    def shown(self) -> Iterator[int | Entry]:
+        """What requests show of the past, in order: places of entries, and the summary and what stands for turns that were left out, where the first of them was."""
+        past, instead = self.past, self.past.instead
+        yield from past.pinned
+        if past.summary is not None:
+            yield past.summary
+        for place in range(past.hidden, len(self.entries)):
+            if self.entries[place].position not in past.left_out or self.entries[place].kind == "user":
+                yield place
+            elif instead is not None:
+                yield instead
+                instead = None
+
+    def shown_entries(self) -> Iterator[Entry]:
+        """The entries that requests show, in order."""
+        return (each if isinstance(each, Entry) else self.entries[each] for each in self.shown())
 
     def call(self, call_id: str) -> Call | None:
         """The call of the open turn with this id."""

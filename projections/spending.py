@@ -5,6 +5,7 @@ replaced by the next; when it ends, what its end says takes that place.
 """
 
 from refold.events import facts as f, money
+from refold.projections.context import past_size
 from refold.projections.messages import tokens_of
 from refold.projections.run import Measured, Run, Spent, Streaming, Tokens, replace
 
@@ -23,7 +24,15 @@ def settled(run: Run, usage: f.Usage | None, unreported: f.Usage | None, elapsed
     after = replace(run, spent=spent, streaming=None)
     if not run.rules.reserves or usage is None or usage.estimated or usage.input_tokens < 1:
         return after
-    return replace(after, measured=Measured(size=run.size, tokens=usage.input_tokens))
+    return replace(after, measured=Measured(size=past_size(run), tokens=usage.input_tokens))
+
+
+def used(run: Run, usage: f.Usage | None, unreported: f.Usage | None, elapsed_us: int) -> Run:
+    """What a request beside those of the turns took: what was reported of it, and apart from that what is estimated."""
+    spent = active(run.spent, elapsed_us)
+    for each in (usage, unreported):
+        spent = _with(run, spent, each) if each is not None else spent
+    return replace(run, spent=spent)
 
 
 def reported(run: Run, usage: f.Usage) -> Run:

@@ -13,8 +13,8 @@ from refold.events.codec import Record
 from refold.events.words import CallId
 from refold.projections.breaks import breaks
 
-SpanKind = Literal["request", "call", "wait", "dead"]
-"""A request to the model, an attempt of a call, waiting for a human, or the time between a driver that vanished and the next."""
+SpanKind = Literal["request", "summary", "call", "wait", "dead"]
+"""A request to the model, the making of a summary, an attempt of a call, waiting for a human, or the time between a driver that vanished and the next."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -62,6 +62,10 @@ def _take(spans: list[Span], open_: dict[str, int], names: dict[CallId, str], re
         case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted() | f.ModelFailed():
             names.update({call.id: call.name for call in getattr(fact, "calls", ())})
             _end(spans, open_, "request", record, fact.elapsed_us)
+        case f.SummaryRequested():
+            _begin(spans, open_, record, "summary", f"request {fact.number}" if fact.number is not None else fact.author, 1)
+        case f.ContextCompacted():
+            _end(spans, open_, "summary", record, fact.elapsed_us or None)
         case f.ToolStarted():
             _begin(spans, open_, record, "call", names.get(fact.call, ""), fact.attempt)
         case f.ToolSucceeded() | f.ToolFailed():

@@ -1,13 +1,16 @@
 """`Agent`: a model, tools, budgets, policy and validators, and the verbs that run them over a store."""
 
 import asyncio
+import copy
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from refold.events import facts as f, settings as recorded
 from refold.fsm.guards import ASK_USER
+from refold.projections.excerpts import READ_RESULT
 from refold.projections.revisions import ENGINE
 from refold.projections.run import Run
 from refold.runtime import consults as c, models, ports as p
@@ -16,8 +19,10 @@ from refold.runtime.journal import Journal, continuation
 from refold.runtime.live import START, Feed, Shown as Shown, Streamed as Streamed
 from refold.runtime.performing import Cast
 from refold.runtime.redaction import Redaction, Redactor
+from refold.runtime.rereading import offered, reader
 from refold.runtime.result import Result, result_of
-from refold.runtime.settings import Budgets, Policy, recorded_as
+from refold.runtime.selecting import Relevant
+from refold.runtime.settings import Budgets, Context, Policy, recorded_as
 from refold.runtime.store import NotAsked, Store
 from refold.runtime.text import visible, whole
 from refold.runtime.tools import Tool, tool
@@ -54,18 +59,21 @@ class Agent:
         budgets: Budgets | None = None,
         policy: Policy | None = None,
         validators: Sequence[c.Validator] = (),
+        context: Context | None = None,
         *,
         name: str = "agent",
         ask_user: bool = True,
         answer_schema: dict[str, Any] | None = None,
         documents: Sequence[str] = (),
         redactors: Sequence[Redactor] = (),
+        context_builder: c.Builder | None = None,
     ) -> None:
         if plain := next((made for made in tools if not isinstance(made, Tool)), None):
             raise ValueError(f"{getattr(plain, '__name__', plain)!r} is no tool: put @tool above the function, or make a Tool(...) of it")
         self.model, self.instructions, self.name = model, instructions, name
         self.tools = {made.name: made for made in tools}
-        self.budgets, self.policy = budgets or Budgets(), policy or Policy()
+        self.budgets, self.policy, self.context = budgets or Budgets(), policy or Policy(), context or Context()
+        self.context_builder = context_builder
         self.validators = [(getattr(validator, "__name__", type(validator).__name__), validator) for validator in validators]
         self.ask_user, self.documents = ask_user, tuple(documents)
         self.redactors = tuple(redactors)
@@ -76,6 +84,8 @@ class Agent:
             raise ValueError(f"two tools are named {twice!r}; a call could not tell them apart")
         if ASK_USER in self.tools and ask_user:
             raise ValueError(f"a tool is named {ASK_USER!r}, which is built in; give it another name, or make the agent with ask_user=False")
+        if READ_RESULT in self.tools:
+            raise ValueError(f"a tool is named {READ_RESULT!r}, which is built in; give it another name")
 
     # -- verbs
 
@@ -175,7 +185,7 @@ class Agent:
 
     def _check_tools(self, run: Run) -> None:
         """An agent that lacks a tool of the run would fail calls that were allowed: it is the wrong one."""
-        missing = [made.name for made in run.begun.tools if made.name != ASK_USER and made.name not in self.tools]
+        missing = [made.name for made in run.begun.tools if made.name not in (ASK_USER, READ_RESULT) and made.name not in self.tools]
         if missing:
             raise OtherAgent(
                 f"run {run.id} was begun by the agent {run.begun.agent!r}, and this one, {self.name!r}, lacks its tools {', '.join(missing)}: name the right agent"
@@ -185,14 +195,25 @@ class Agent:
         """The agent's code as a driver asks it; a run that began under other settings keeps its own."""
         policy = setup.policy if setup is not None else self.policy
         asks = tool(effect="read", name=ASK_USER)(c.ask_user) if (setup.ask_user if setup is not None else self.ask_user) else None
+        context = setup.context if setup is not None else self.context
         return c.Consults(
-            tools=self.tools,
+            tools={**self.tools, READ_RESULT: reader()} if offered(context) else self.tools,
             validators=self.validators,
             policy_retries=policy.max_tool_retries,
             tool_timeout_s=policy.tool_timeout_s,
             asks=asks,
             redaction=Redaction.of(self.redactors),
+            context_builder=self._builder(setup, context),
         )
+
+    def _builder(self, setup: f.Setup | None, context: recorded.Context | None) -> tuple[str, c.Builder | None]:
+        """Who chooses what requests show: the run's own builder, where this agent has it, else ours, where the run has one."""
+        own = _named(self.context_builder)
+        name = setup.context_builder if setup is not None else own
+        if name:
+            return name, self.context_builder if name == own else None
+        most = context.relevant_turns if context is not None else None
+        return ("relevant", Relevant(most)) if most is not None else ("", None)
 
     def _cast(self, model: p.Model, heard: Callable[[Shown], None], setup: f.Setup | None = None) -> Cast:
         return Cast(model=model, consults=self.consults(setup), clock=p.SystemClock(), show=heard)
@@ -209,8 +230,8 @@ class Agent:
 
     def declared(self, *, seed: str = "", model: p.Model | None = None) -> f.Setup:
         """What a run is begun with: everything that its decisions depend on. Raises UnknownPrice."""
-        tools = list(self.tools.values())
-        asks = self.consults().asks
+        consults = self.consults()
+        tools, asks = list(consults.tools.values()), consults.asks
         return f.Setup(
             engine=ENGINE,
             seed=seed,
@@ -227,7 +248,15 @@ class Agent:
             price=self._price(model),
             budgets=recorded_as(self.budgets, recorded.Budgets),
             policy=recorded_as(self.policy, recorded.Policy),
+            context=recorded_as(self.context, recorded.Context),
+            context_builder=_named(self.context_builder),
         )
+
+    def declared_in(self, context: recorded.Context | None) -> f.Setup:
+        """What a run in this context would be begun with: the tools that come with a context are those of the run, whatever the agent's own is."""
+        made = copy.copy(self)
+        made.context = Context(**asdict(context)) if context is not None else Context()
+        return made.declared()
 
     def _price(self, model: p.Model | None) -> f.Price | None:
         """The price of a model that has one. Raises UnknownPrice where none is known and the budget of money leans on it."""
@@ -243,6 +272,10 @@ class Agent:
                 "count it as free with --set policy.unknown_price=free, or lift the budget with --set budgets.max_cost_usd=none"
             )
         return price
+
+
+def _named(builder: c.Builder | None) -> str:
+    return whole(getattr(builder, "__name__", type(builder).__name__)) if builder is not None else ""
 
 
 def _recorded(made: Tool) -> f.ToolSetup:

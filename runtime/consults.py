@@ -3,7 +3,7 @@
 What it says goes into the log as input facts, so that replay can read it instead of asking; a consult that raises is a verdict too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from refold.events import facts as f
 from refold.events.chain import signature_of
 from refold.events.words import CallId, Digest
 from refold.fsm.guards import ASK_USER
+from refold.projections.messages import Message
 from refold.projections.run import Call, Run
 from refold.runtime.arguments import Invalid, validate
 from refold.runtime.redaction import DENIED, Redaction
@@ -19,6 +20,8 @@ from refold.runtime.tools import Tool
 
 Validator = Callable[[Run, str, tuple[str, ...]], Sequence[str]]
 """`(run, answer, citations)` to complaints; none means that the answer stands."""
+Builder = Callable[[Run, Mapping[int, Sequence[Message]]], Iterable[int]]
+"""`(run, turns)` to the positions of those turns that the next request does not show; `turns` are those it may choose among, oldest first."""
 COMPLAINTS_MAX: Final = 20
 TEXT_MAX: Final = 2_000
 CHANGED: Final = (
@@ -41,6 +44,8 @@ class Consults:
     tool_timeout_s: float | None = None
     asks: Tool | None = field(default=None)
     redaction: Redaction = field(default=Redaction())
+    context_builder: tuple[str, Builder | None] = ("", None)
+    """Its name, and who is asked by it which older turns the next request shows."""
 
     def calls(self, output: f.ModelOutput) -> f.CallsChecked:
         """One check for each call, in call order."""

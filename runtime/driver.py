@@ -12,7 +12,7 @@ from typing import Final
 from refold.events import facts as f
 from refold.events.parts import CallFact
 from refold.events.storage import StoreUnavailable
-from refold.fsm.effects import AskModel, Effect, pending
+from refold.fsm.effects import AskModel, ChooseContext, Effect, Summarise, pending
 from refold.projections.run import Run
 from refold.runtime.journal import Journal, LostOwnership, this_process
 from refold.runtime.ownership import DrivenElsewhere, Ownership
@@ -216,6 +216,8 @@ def _name(effect: Effect) -> str:
     """What an effect is known by while it runs."""
     if isinstance(effect, AskModel):
         return f"request {effect.number}"
+    if isinstance(effect, ChooseContext | Summarise):
+        return "context"
     return f"{type(effect).__name__} {effect.call} {getattr(effect, 'attempt', 0)}"
 
 

@@ -9,10 +9,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from typing import Final
 
 from refold.events import facts as f
-from refold.events.chain import digest_of
+from refold.events.chain import NOTHING, digest_of
 from refold.events.codec import Record, Stamp, Unreadable, read
 from refold.events.payloads import Load
 from refold.events.storage import Conflict, Log, Row, StoreUnavailable
@@ -20,8 +21,9 @@ from refold.events.words import Digest, RunId
 from refold.fsm.decide import Batch, decide, written
 from refold.fsm.machine import empty, step
 from refold.projections.messages import Message, encode
+from refold.projections.prefix import chained, entry_of
 from refold.projections.run import Run, replace
-from refold.projections.transcript import said, waiting
+from refold.projections.transcript import Kept, Transcript, waiting
 from refold.runtime.ports import Clock, SystemClock
 from refold.runtime.text import whole
 
@@ -45,7 +47,7 @@ Inputs = Callable[[Run], Sequence[f.Input]]
 
 
 class Journal:
-    """A run as its log has it. `run` is the state, `messages` the transcript, and `heard` is called with every record that is folded.
+    """A run as its log has it. `run` is the state, `transcript` what was said, and `heard` is called with every record that is folded.
 
     With `own_loop` the event loop serves this run alone, so that appends may be made in it: no other thread has to be woken.
     """
@@ -53,7 +55,7 @@ class Journal:
     def __init__(self, log: Log, run_id: str, *, clock: Clock | None = None, heard: Callable[[Record], None] | None = None, own_loop: bool = False) -> None:
         self.log, self.clock = log, clock or SystemClock()
         self.run = empty(RunId(run_id))
-        self.messages: list[Message] = []
+        self.transcript = Transcript()
         self.heard = heard
         self._own_loop = own_loop
 
@@ -143,8 +145,8 @@ class Journal:
 
     def _fold(self, record: Record, after: Run) -> None:
         if isinstance(record.fact, f.RunContinued):
-            self.messages += inherited(self.log, record.fact)
-        self.messages += said(self.run, record.fact, after)
+            self.transcript = inherited(self.log, record.fact)
+        self.transcript.take(self.run, record.fact, after)
         self.run = after
         if self.heard is not None:
             self.heard(record)
@@ -154,21 +156,32 @@ class OtherHistory(Exception):
     """The run that a continuation goes on from is not in the store, or is not as it was then."""
 
 
-def transcript_of(log: Log, run_id: str) -> tuple[Message, ...]:
-    """Everything a run said and saw, what its parent did included. Raises UnknownRun."""
-    journal = Journal(log, run_id).load()
-    return (*journal.messages, *waiting(journal.run))
-
-
-def inherited(log: Log, begun: f.RunContinued) -> tuple[Message, ...]:
-    """The transcript that a continuation begins with, as it was then. Raises OtherHistory."""
+def inherited(log: Log, begun: f.RunContinued) -> Transcript:
+    """What a continuation begins with, as it was then. Raises OtherHistory."""
     try:
-        messages = transcript_of(log, begun.parent)
+        parent = Journal(log, begun.parent).load()
     except UnknownRun as error:
         raise OtherHistory(f"the run goes on from {begun.parent}, which is not in this store: import it first") from error
+    messages = [message for _, block in _blocks(parent, begun.setup) for message in block]
     if digest_of_transcript(messages) != begun.transcript:
         raise OtherHistory(f"the run goes on from {begun.parent}, which is not what it was then")
-    return tuple(map(_of_parent, messages))
+    if begun.setup.context is None:
+        return Transcript([tuple(map(_of_parent, messages))])
+    rest, counts = iter(messages), [block.messages for block in begun.shown] or [len(messages)]
+    return Transcript([tuple(islice(rest, count)) for count in counts], _notes(parent))
+
+
+def _blocks(parent: Journal, setup: f.Setup) -> list[tuple[int, tuple[Message, ...]]]:
+    """What a parent hands on to a run that is begun like this, by position from its end; a run that shows everything takes over what was said in full."""
+    if setup.context is None:
+        return [(0, (*parent.transcript.messages, *waiting(parent.run)))]
+    return [(position, tuple(map(_of_parent, block))) for position, block in parent.transcript.handed_on(parent.run, setup.context.keep_turns)]
+
+
+def _notes(parent: Journal) -> list[Kept]:
+    """Notes of a parent that no summary holds yet."""
+    held = max((summary.upto for summary in parent.transcript.summaries), default=0)
+    return [Kept(kept.position - parent.run.position, kept.note) for kept in parent.transcript.notes if kept.position > held]
 
 
 def _of_parent(message: Message) -> Message:
@@ -184,7 +197,8 @@ def digest_of_transcript(messages: Sequence[Message]) -> Digest:
 
 def continuation(log: Log, parent: Run, message: str, setup: f.Setup) -> f.RunContinued:
     """The fact with which a run begins whose history is that of an ended one."""
-    messages = transcript_of(log, parent.id)
+    blocks = _blocks(Journal(log, parent.id).load(), setup)
+    messages = [said for _, block in blocks for said in block]
     return f.RunContinued(
         parent=parent.id,
         at=parent.position,
@@ -193,9 +207,16 @@ def continuation(log: Log, parent: Run, message: str, setup: f.Setup) -> f.RunCo
         message=message,
         transcript=digest_of_transcript(messages),
         size=sum(len(encode(said)) for said in messages),
+        shown=tuple(_block(position, block) for position, block in blocks) if setup.context is not None else (),
         sources=tuple(parent.sources.keys()),
         setup=setup,
     )
+
+
+def _block(position: int, messages: Sequence[Message]) -> f.Block:
+    entries = [entry_of(message, position) for message in messages]
+    digest = chained(NOTHING, (entry.digest for entry in entries))
+    return f.Block(position=position, digest=digest, size=sum(entry.size for entry in entries), messages=len(entries))
 
 
 def stamp(clock: Clock, run: Run) -> Stamp:

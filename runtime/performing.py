@@ -15,10 +15,11 @@ from refold.events import facts as f, money
 from refold.events.storage import StoreUnavailable
 from refold.events.words import Reason
 from refold.fsm import limits
-from refold.fsm.effects import AskModel, Effect, Reconcile, RunTool
+from refold.fsm.effects import AskModel, ChooseContext, Effect, Reconcile, RunTool, Summarise
 from refold.projections.evidence import cited
+from refold.projections.excerpts import READ_RESULT
 from refold.projections.run import Run
-from refold.runtime import handlers, ports as p
+from refold.runtime import compacting, handlers, ports as p, rereading, selecting
 from refold.runtime.asking import Allowance, Answered, ask
 from refold.runtime.checkpoints import Append, Checkpoints
 from refold.runtime.consults import Consults
@@ -59,6 +60,10 @@ class Performer:
         match effect:
             case AskModel():
                 return await self._ask(effect)
+            case ChooseContext():
+                return (self._choose(effect),)
+            case Summarise():
+                return (await self._summarise(effect.asked),)
             case RunTool():
                 return (await self._run_tool(effect),)
             case Reconcile():
@@ -67,12 +72,9 @@ class Performer:
                 assert_never(effect)
 
     async def _ask(self, effect: AskModel) -> Sequence[f.Input]:
-        run = self.journal.run
-        request = request_of(run, self.journal.messages)
-        seconds, limit = time_left(run, self.cast.clock)
-        allowance = Allowance(seconds, limit, run.policy.model_idle_timeout_s, purse_of(run))
+        request = request_of(self.journal.run, self.journal.transcript)
         consults = self.cast.consults
-        answered = self._redaction.output(await self._streamed(request, effect.estimated_input_tokens, allowance))
+        answered = self._redaction.output(await self._streamed(request, effect.estimated_input_tokens, self._allowance()))
         if isinstance(answered, f.ToolCallsRequested):
             return answered, self._redaction.verdict(consults.calls(answered))
         if isinstance(answered, f.FinalProposed):
@@ -101,11 +103,32 @@ class Performer:
         await checkpoints.close()
         return answered
 
+    def _allowance(self) -> Allowance:
+        """What a request may take now."""
+        run = self.journal.run
+        seconds, limit = time_left(run, self.cast.clock)
+        return Allowance(seconds, limit, run.policy.model_idle_timeout_s, purse_of(run))
+
+    def _choose(self, effect: ChooseContext) -> f.ContextChosen:
+        name, builder = self.cast.consults.context_builder
+        return selecting.choice(self.journal.run, self.journal.transcript, effect.choosable, name, builder)
+
+    async def _summarise(self, asked: f.SummaryRequested) -> f.ContextCompacted:
+        run, transcript = self.journal.run, self.journal.transcript
+        if asked.author == "extractive":
+            return compacting.extracted(asked, run, transcript)
+        request = compacting.request_of(asked, run, transcript)
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        said = await ask(self.cast.model, request, asked.estimated_input_tokens, self._allowance(), self.cast.clock, _nobody, self._stop, never)
+        return compacting.summarised(asked, transcript, request, self._redaction.output(said))
+
     async def _run_tool(self, effect: RunTool) -> f.ToolSucceeded | f.ToolFailed:
         run, clock = self.journal.run, self.cast.clock
         tool = self.cast.consults.tools.get(effect.name)
         if tool is None:
             return _missing(effect)
+        if effect.name == READ_RESULT and rereading.offered(run.context):
+            tool = rereading.reader(self.journal)
         left_s, _ = time_left(run, clock)
         timeout_s = min((seconds for seconds in (effect.timeout_s, left_s) if seconds is not None), default=None)
         late = _Late(self.journal, effect, self._redaction)
@@ -166,6 +189,10 @@ async def _ended(performing: "asyncio.Task[Any]") -> None:
     if not performing.done():
         performing.cancel()
         await asyncio.wait({performing})
+
+
+def _nobody(_: p.Part) -> None:
+    """A summary is no part of what the model says to the user."""
 
 
 def _context(run: Run, effect: RunTool) -> ToolContext:
@@ -262,6 +289,10 @@ def _outcome(effect: RunTool, outcome: handlers.Succeeded | handlers.Failed, ela
 def _not_begun(effect: Effect) -> f.Input:
     """What an effect came to that the end of the run found before it began: nothing was asked, and nothing was done."""
     match effect:
+        case ChooseContext():
+            return f.ContextChosen(builder="", error="the run was cancelled before it was asked")
+        case Summarise():
+            return compacting.not_begun(effect.asked)
         case AskModel():
             return f.ModelInterrupted(cause="cancelled", detail="the run was cancelled before the model was asked", usage=f.Usage())
         case RunTool():

@@ -3,19 +3,27 @@
 With an agent its code is consulted again, and what it says is compared with what it said then; no tool runs, no model is asked, no clock is read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record, Unreadable, read_line
+from refold.events.storage import PayloadMissing
+from refold.events.words import RunId
 from refold.fsm import audit as audits
+from refold.fsm.compaction import choosable
+from refold.fsm.machine import Illegal, empty, step
 from refold.fsm.replay import Ask, Derived, Divergence, Stored, replay_rows
 from refold.projections.evidence import cited
 from refold.projections.run import Run
+from refold.projections.transcript import Transcript
+from refold.runtime import compacting, selecting
 from refold.runtime.agent import Agent
 from refold.runtime.journal import UnknownRun, loader
+from refold.runtime.show import inherited_if_there
 from refold.runtime.store import Store
 
 
@@ -39,7 +47,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(store: Store, run_id: str, agent: Agent | None = None) -> Replayed:
     """Derive a run again from its input facts and compare. Raises UnknownRun, StoreUnavailable, UnsupportedEngine."""
-    derived: Derived = replay_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True), asking_again(agent) if agent is not None else None)
+    again = asking_again(store, run_id, agent) if agent is not None else None
+    derived: Derived = replay_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True), again)
     return Replayed(run_id=run_id, events=derived.events, divergence=derived.divergence, records=derived.records)
 
 
@@ -72,17 +81,40 @@ def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
     return ((row.position, row.state) for row in store.log.scan(run_id))
 
 
-def asking_again(agent: Agent) -> Ask:
-    """The inputs of a batch with the verdicts that the agent's code gives today."""
+def asking_again(store: Store, run_id: str, agent: Agent) -> Ask:
+    """The inputs of a batch with the verdicts that the agent's code gives today, and what ours makes of what was said."""
+    said = _said(store, run_id)
+    next(said)
 
     def ask(run: Run, given: Sequence[f.Input]) -> Sequence[f.Input]:
-        return [_again(agent, run, fact, given) for fact in given]
+        transcript = said.send(run.position)
+        return [_again(agent, run, transcript, fact, given) for fact in given]
 
     return ask
 
 
-def _again(agent: Agent, run: Run, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
+def _said(store: Store, run_id: str) -> Generator[Transcript, int, None]:
+    """What was said up to the positions that are sent, in ascending order; a log that cannot be followed says no more, and the replay says why."""
+    run, transcript = empty(RunId(run_id)), Transcript()
+    upto = yield transcript
+    with suppress(Illegal, Unreadable, PayloadMissing):
+        for record in store.read(run_id):
+            while record.position > upto:
+                upto = yield transcript
+            before, run = run, step(run, record)
+            if isinstance(record.fact, f.RunContinued):
+                transcript = inherited_if_there(store, record.fact)
+            transcript.take(before, record.fact, run)
+    while True:
+        yield transcript
+
+
+def _again(agent: Agent, run: Run, transcript: Transcript, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
     match fact:
+        case f.ContextChosen():
+            return selecting.choice(run, transcript, choosable(run), *agent.consults(run.begun).context_builder)
+        case f.ContextCompacted() if run.past.asked is not None and run.past.asked.author == "extractive":
+            return compacting.extracted(run.past.asked, run, transcript)
         case f.RunStarted():
             return msgspec.structs.replace(fact, setup=_declared(agent, fact.setup))
         case f.CallsChecked():
@@ -97,5 +129,12 @@ def _again(agent: Agent, run: Run, fact: f.Input, given: Sequence[f.Input]) -> f
 
 def _declared(agent: Agent, setup: f.Setup) -> f.Setup:
     """What the run was begun with, as the agent would declare tools, instructions and validators today; its settings stay the run's own."""
-    today = agent.declared()
-    return msgspec.structs.replace(setup, instructions=today.instructions, tools=today.tools, validators=today.validators, answer_schema=today.answer_schema)
+    today = agent.declared_in(setup.context)
+    return msgspec.structs.replace(
+        setup,
+        instructions=today.instructions,
+        tools=today.tools,
+        validators=today.validators,
+        answer_schema=today.answer_schema,
+        context_builder=today.context_builder,
+    )

@@ -1,23 +1,22 @@
 """The request of a turn, made from the run and its transcript: a pure function, so that every exact prompt can be made again."""
 
-from collections.abc import Sequence
-
-from refold.projections.messages import Message
 from refold.projections.run import Run
+from refold.projections.transcript import Transcript
 from refold.runtime.ports import Request, ToolSpec
 
 
-def request_of(run: Run, messages: Sequence[Message]) -> Request:
-    """What the model is asked by the open request of `run`; `messages` are all that it shows."""
+def request_of(run: Run, transcript: Transcript) -> Request:
+    """What the model is asked by the open request of `run`."""
     asked = run.request
     assert asked is not None, "no request is open"
     setup = run.begun
+    messages = transcript.shown(run)
     tools = () if asked.wrap_up else tuple(ToolSpec(name=tool.name, description=tool.description, schema=tool.schema) for tool in setup.tools)
     return Request(
         turn=run.turn,
         number=asked.number,
         instructions=setup.instructions,
-        messages=tuple(messages),
+        messages=messages,
         tools=tools,
         max_output_tokens=asked.max_output_tokens,
         answer_schema=setup.answer_schema,

@@ -1,4 +1,4 @@
-"""Budgets and policy as users write them: the recorded fields, checked by pydantic when they are made.
+"""Budgets, policy and context as users write them: the recorded fields, checked by pydantic when they are made.
 
 The fields live once, in `events/settings.py`; here are their bounds, and the reading of `--set KEY=VALUE`.
 """
@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from refold.events import settings as recorded
 from refold.events.money import plain
+from refold.projections.excerpts import EXCERPT_MIN
 
 
 def _money(value: object) -> object:
@@ -86,12 +87,23 @@ class Policy(recorded.Policy):
     max_stuck_threads: AtLeastOne = 4
 
 
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Context(recorded.Context):
+    """What requests show of a run; `None` is no limit. Raises a ValueError that names the field."""
+
+    window_tokens: Annotated[int, Field(ge=1_000, lt=2**53)] | None = None
+    observation_bytes: Annotated[int, Field(ge=EXCERPT_MIN, lt=2**53)] | None = None
+    compact_at: Annotated[int, Field(ge=10, le=100)] = 80
+    keep_turns: AtLeastOne = 3
+    relevant_turns: Count | None = None
+
+
 class WrongSetting(ValueError):
     """A `KEY=VALUE` that is none: one line that names it."""
 
 
-SECTIONS: Final = {"budgets": Budgets, "policy": Policy}
-T = TypeVar("T", recorded.Budgets, recorded.Policy)
+SECTIONS: Final = {"budgets": Budgets, "policy": Policy, "context": Context}
+T = TypeVar("T", recorded.Budgets, recorded.Policy, recorded.Context)
 
 
 def recorded_as(settings: T, base: type[T]) -> T:
@@ -99,9 +111,11 @@ def recorded_as(settings: T, base: type[T]) -> T:
     return base(**asdict(settings))
 
 
-def apply(assignments: Iterable[str], budgets: recorded.Budgets, policy: recorded.Policy) -> tuple[Budgets, Policy, dict[str, Any]]:
-    """Budgets, policy and the model's settings with every `section.field=value` applied. Raises WrongSetting."""
-    values: dict[str, dict[str, Any]] = {"budgets": asdict(budgets), "policy": asdict(policy)}
+def apply(
+    assignments: Iterable[str], budgets: recorded.Budgets, policy: recorded.Policy, context: recorded.Context | None
+) -> tuple[Budgets, Policy, Context, dict[str, Any]]:
+    """Budgets, policy, context and the model's settings with every `section.field=value` applied. Raises WrongSetting."""
+    values: dict[str, dict[str, Any]] = {"budgets": asdict(budgets), "policy": asdict(policy), "context": asdict(context or recorded.Context())}
     model: dict[str, Any] = {}
     for assignment in assignments:
         key, mark, text = assignment.partition("=")
@@ -114,7 +128,7 @@ def apply(assignments: Iterable[str], budgets: recorded.Budgets, policy: recorde
             raise WrongSetting(f"--set {key}: there is no such setting{_nearest(section, field)}")
         else:
             values[section][field] = _checked(section, field, text)
-    return Budgets(**values["budgets"]), Policy(**values["policy"]), model
+    return Budgets(**values["budgets"]), Policy(**values["policy"]), Context(**values["context"]), model
 
 
 def _checked(section: str, field: str, text: str) -> Any:

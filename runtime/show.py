@@ -14,10 +14,10 @@ from refold.fsm.machine import empty, step
 from refold.projections.breaks import breaks
 from refold.projections.evolve import rejection
 from refold.projections.messages import Message, request_digest
-from refold.projections.prefix import digest_of_prompt
 from refold.projections.run import Run
-from refold.projections.transcript import said, waiting
+from refold.projections.transcript import Transcript, waiting
 from refold.projections.view import answer_of, citations_of, message_json, pending_of, usage_of
+from refold.runtime import compacting
 from refold.runtime.journal import OtherHistory, inherited
 from refold.runtime.ports import Request
 from refold.runtime.requests import request_of
@@ -46,7 +46,7 @@ class OtherPrompt(Exception):
 
 
 class Prompt(NamedTuple):
-    """A request as it was sent, and the digest of everything that it shows: the recorded one, which it was found to have."""
+    """A request as it was sent, and the recorded digest of everything that it shows, which it was found to have; of one for a summary that of what is to be replaced."""
 
     request: Request
     digest: Digest
@@ -60,43 +60,44 @@ def prompt(store: Store, run_id: str, at: int | None = None) -> Prompt:
     if not first <= upto <= last:
         raise NoSuchPosition(f"run {run_id} has no position {upto}: it has {first} to {last}")
     known = [record for record in records if record.position <= upto]
+    begun = records[0].fact
+    view = View(known, inherited(store.log, begun) if isinstance(begun, f.RunContinued) else None)
+    if view.run.past.asked is not None and view.run.past.asked.number is not None:
+        return Prompt(compacting.request_of(view.run.past.asked, view.run, view.transcript), view.run.past.asked.digest)
     if known[-1].target != "streaming_model":
         made = ", ".join(str(record.position) for record in records if isinstance(record.fact, f.ModelRequested)) or "none"
         raise NoPrompt(f"no request is open at position {upto} of run {run_id}; requests were made at {made}: give one with --at")
     while not isinstance(known[-1].fact, f.ModelRequested):  # what came since says nothing of what was asked
         known.pop()
-    begun = records[0].fact
-    if isinstance(begun, f.RunContinued):
-        return _prompt(View(known, inherited(store.log, begun)), begun.transcript)
-    return _prompt(View(known), None)
+    return _prompt(View(known, inherited(store.log, begun) if isinstance(begun, f.RunContinued) else None))
 
 
-def _prompt(view: "View", transcript: Digest | None) -> Prompt:
+def _prompt(view: "View") -> Prompt:
     asked = view.run.request
     assert asked is not None
-    if view.digest_of_prompt(transcript) != asked.digest:
+    if view.digest_of_prompt() != asked.digest:
         raise OtherPrompt(f"the prompt of request {asked.number} of run {view.run.id} is not the one that was recorded")
-    return Prompt(request_of(view.run, view.messages), asked.digest)
+    return Prompt(request_of(view.run, view.transcript), asked.digest)
 
 
-def inherited_if_there(store: Store, fact: f.Fact) -> tuple[Message, ...]:
+def inherited_if_there(store: Store, fact: f.Fact) -> Transcript:
     """What a continuation begins with; nothing where its parent is not in the store, which takes nothing from what it said itself."""
     if not isinstance(fact, f.RunContinued):
-        return ()
+        return Transcript()
     try:
         return inherited(store.log, fact)
     except OtherHistory:
-        return ()
+        return Transcript([()] * max(1, len(fact.shown)))
 
 
 class View:
     """A run with what it said and saw, folded once from its records."""
 
-    def __init__(self, records: Sequence[Record], inherited: Sequence[Message] = ()) -> None:
+    def __init__(self, records: Sequence[Record], inherited: Transcript | None = None) -> None:
         self.records = records
         self.run = empty(records[0].run)
-        self.messages: list[Message] = list(inherited)
-        self._inherited = len(inherited)
+        self.transcript = inherited or Transcript()
+        self._inherited = len(self.transcript.messages)
         self._digest = NOTHING
         """Of the last request of a run whose requests are no chains: it covers the digest of the one before and what came since."""
         self.observations: list[dict[str, Any]] = []
@@ -106,18 +107,16 @@ class View:
         for record in records:
             before = self.run
             self.run = step(before, record)
-            self.messages += said(before, record.fact, self.run)
+            self.transcript.take(before, record.fact, self.run)
             if isinstance(record.fact, f.ModelRequested) and self.run.turn != before.turn and not self.run.rules.chains:
-                self._digest = request_digest(before.prefix, tuple(self.messages[shown:]))
-                shown = len(self.messages)
+                self._digest = request_digest(before.prefix, tuple(self.transcript.messages[shown:]))
+                shown = len(self.transcript.messages)
             self._observe(before, record)
 
-    def digest_of_prompt(self, transcript: Digest | None) -> Digest:
-        """The digest of the last request, made from everything that it shows; `transcript` is that of the parent, where the run goes on from one."""
+    def digest_of_prompt(self) -> Digest:
+        """The digest of the last request, made from everything that it shows."""
         asked = self.run.request
-        if asked is None or not self.run.rules.chains:
-            return self._digest
-        return digest_of_prompt(self.run.begun, self.messages[self._inherited :], bare=asked.wrap_up, history=transcript)
+        return self._digest if asked is None or not self.run.rules.chains else self.transcript.digest(self.run, bare=asked.wrap_up)
 
     def _observe(self, before: Run, record: Record) -> None:
         """What the model is told, and what was kept."""
@@ -195,9 +194,10 @@ class View:
             "notes": self.notes,
             "messages": [
                 message_json(message, self._arguments if n >= self._inherited else _written(message))  # ids are by place: those of the parent come again
-                for n, message in enumerate((*self.messages, *waiting(run)))
+                for n, message in enumerate((*self.transcript.messages, *waiting(run)))
             ],
             "usage": usage_of(run),
+            "compactions": [_compaction(record) for record in self.records if isinstance(record.fact, f.ContextCompacted)],
             "budgets": asdict(run.budgets) if run.setup is not None else {},
             "answer": answer_of(run, self.records),
             "citations": citations_of(run, self.records),
@@ -211,6 +211,14 @@ class View:
             "prefix_breaks": msgspec.to_builtins(breaks(self.records)),
             "head": run.head,
         }
+
+
+def _compaction(record: Record) -> dict[str, Any]:
+    """A compaction: what it replaced by position, and its summary; `error` where there is none."""
+    fact = record.fact
+    assert isinstance(fact, f.ContextCompacted)
+    names = ("since", "upto", "author", "summary", "error")
+    return {"position": record.position, "turn": record.turn} | {name: getattr(fact, name) for name in names}
 
 
 def _written(message: Message) -> dict[str, Any]:

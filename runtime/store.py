@@ -209,6 +209,20 @@ class Store:
         """A message that the next request shows, behind the results."""
         return await asyncio.to_thread(self.say_sync, run_id, text, who=who, command_id=command_id)
 
+    def compact_sync(self, run_id: str, *, who: str = USER, command_id: str | None = None) -> Taken:
+        """Show older turns as a summary from the next request on, however much room there is. Raises NotAsked where the run has no compaction."""
+
+        def wanted(run: Run) -> f.CompactionRequested:
+            if run.context is None or run.context.compaction == "off":
+                raise NotAsked(f"run {run.id} was begun without compaction (context.compaction=off)")
+            return f.CompactionRequested(who=who, command_id=_id(command_id))
+
+        return self._live(run_id, (f.CompactionRequested.TAG,), wanted, command_id)[1]
+
+    async def compact(self, run_id: str, *, who: str = USER, command_id: str | None = None) -> Taken:
+        """Show older turns as a summary, as `compact_sync` does."""
+        return await asyncio.to_thread(self.compact_sync, run_id, who=who, command_id=command_id)
+
     def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> Taken:
         """End a run. Whoever drives it closes its calls; where nobody does, because it waits or its driver is dead, that is done here."""
         journal, said = self._live(

@@ -20,8 +20,8 @@ from refold.events.storage import Conflict, Submission
 from refold.events.words import Digest
 from refold.fsm import calls, decide
 from refold.fsm.effects import Reconcile, RunTool
-from refold.projections.messages import Message
 from refold.projections.run import Call, Run, Spent
+from refold.projections.transcript import Transcript
 from refold.runtime import agent as agents, consults, performing, ports as p, requests
 from refold.runtime.driver import Driver
 from refold.runtime.journal import Inputs, Journal, LostOwnership
@@ -166,9 +166,9 @@ def _script_restarts() -> Logs:
     """After a death requests are numbered from one again, so that a model that answers by number begins anew."""
     good, made = requests.request_of, [0]
 
-    def request_of(run: Run, messages: Sequence[Message]) -> p.Request:
+    def request_of(run: Run, transcript: Transcript) -> p.Request:
         made[0] += 1
-        return replace(good(run, messages), number=made[0]) if _Recovering.dead else good(run, messages)
+        return replace(good(run, transcript), number=made[0]) if _Recovering.dead else good(run, transcript)
 
     _put(agents, Journal=_Recovering)
     return _put(performing, request_of=request_of)
@@ -191,8 +191,8 @@ def _results_not_sent() -> Logs:
     """After a death requests leave out the results of the last calls."""
     good = requests.request_of
 
-    def request_of(run: Run, messages: Sequence[Message]) -> p.Request:
-        request = good(run, messages)
+    def request_of(run: Run, transcript: Transcript) -> p.Request:
+        request = good(run, transcript)
         last = max((n for n, message in enumerate(request.messages) if message.calls), default=0)
         return replace(request, messages=request.messages[: last + 1]) if _Recovering.dead else request
 

@@ -179,9 +179,9 @@ def lost_a_request(survived: Survived) -> bool:
     under_way = False
     for record in survived.records:
         match record.fact:
-            case f.ModelRequested():
+            case f.ModelRequested() | f.SummaryRequested(author="model"):
                 under_way = True
-            case f.ModelFailed() | f.ModelOutput():
+            case f.ModelFailed() | f.ModelOutput() | f.ContextCompacted():
                 under_way = False
             case f.DriverAttached() if under_way:
                 return True

@@ -150,6 +150,8 @@ def mortal(agent: Agent, fate: Fate) -> Agent:
         answer_schema=agent.answer_schema,
         documents=agent.documents,
         redactors=agent.redactors,
+        context=agent.context,
+        context_builder=agent.context_builder,
     )
 
 

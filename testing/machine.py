@@ -17,7 +17,7 @@ from refold.events.memory import MemoryLog
 from refold.events.storage import StoreUnavailable
 from refold.events.words import CallId, Status
 from refold.fsm.decide import follow
-from refold.fsm.effects import RunTool, pending
+from refold.fsm.effects import ChooseContext, RunTool, Summarise, pending
 from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
 from refold.projections.run import Run
 from refold.runtime.journal import Journal, loader
@@ -53,7 +53,7 @@ class RunMachine(RuleBasedStateMachine):
         self.open_calls: set[CallId] = set()
         self.checked: set[CallId] = set()
         self.started: list[CallId] = []
-        self.intents: set[CallId | None] = set()
+        self.intents: set[str | None] = set()
         self.over = False
         self.ended: Status | None = None
 
@@ -182,6 +182,8 @@ class RunMachine(RuleBasedStateMachine):
                 self.intents.add(call)
             case f.ToolResultsInjected(calls=injected):
                 self.open_calls -= set(injected)
+            case f.SummaryRequested():
+                self.intents.add("summary")
             case f.ModelRequested():
                 assert not self.open_calls, f"a request while {self.open_calls} have no result"
                 self.intents.add(None)
@@ -192,7 +194,9 @@ class RunMachine(RuleBasedStateMachine):
     def _nothing_is_done_without_an_intent(self) -> None:
         """What is pending is in the log as an intent of the driver who is to do it, never only of one before."""
         for effect in pending(self.run):
-            intent = effect.call if isinstance(effect, RunTool) else None
+            if isinstance(effect, ChooseContext):
+                continue  # a consult does nothing
+            intent = effect.call if isinstance(effect, RunTool) else "summary" if isinstance(effect, Summarise) else None
             assert intent in self.intents, f"{effect} is pending, and its driver has not said so"
 
     def _an_end_is_an_end(self) -> None:

@@ -4,7 +4,7 @@ Apart from the machine that makes the moves, so that another machine, or a user'
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from refold.events import facts as f
 from refold.events.chain import NOTHING, signature_of
+from refold.events.settings import Context
 from refold.events.words import CallId, Digest, Effect, Kind, RunId, StopReason
 from refold.fsm.effects import pending
 from refold.fsm.guards import ASK_USER
@@ -19,7 +20,7 @@ from refold.fsm.machine import EDGES
 from refold.projections.revisions import ENGINE, SUPPORTED
 from refold.projections.run import Call, Run
 from refold.runtime.agent import Agent
-from refold.testing.strategies import arguments_of, budgets, policies, texts
+from refold.testing.strategies import arguments_of, budgets, contexts, policies, texts
 
 T = TypeVar("T")
 Check = Callable[[f.ProposedCall], f.Check]
@@ -36,6 +37,8 @@ class Toolbox:
 
     tools: tuple[f.ToolSetup, ...]
     check: Check
+    contexts: st.SearchStrategy[Context | None] = field(default_factory=contexts)
+    """With what context runs begin."""
 
 
 def toolbox_of(agent: Agent) -> Toolbox:
@@ -167,6 +170,10 @@ def _asked(run: Run) -> bool:
     return run.driver is not None and run.asked == "yes"
 
 
+def _past_turns(run: Run) -> list[int]:
+    return list(dict.fromkeys(entry.position for entry in run.entries.since(run.past.hidden)))
+
+
 def _has(*phases: str, approval: bool | None = None) -> Callable[[Run], bool]:
     def has(run: Run) -> bool:
         return bool(_calls(run, phases, approval))
@@ -192,7 +199,15 @@ def _deniable(run: Run) -> list[Call]:
 def _setup(it: Choice) -> f.Setup:
     price = it.draw(st.sampled_from((None, f.Price(input="3", output="15", cached_input="0.3"))))
     engine = it.draw(st.sampled_from((ENGINE, ENGINE, *sorted(SUPPORTED))))
-    return f.Setup(engine=engine, seed="seed", tools=it.toolbox.tools, price=price, budgets=it.draw(budgets()), policy=it.draw(policies()))
+    return f.Setup(
+        engine=engine,
+        seed="seed",
+        tools=it.toolbox.tools,
+        price=price,
+        budgets=it.draw(budgets()),
+        policy=it.draw(policies()),
+        context=it.draw(it.toolbox.contexts) if engine > 1 else None,
+    )
 
 
 def _start(it: Choice) -> Sequence[f.Input]:
@@ -222,6 +237,23 @@ def _continue(it: Choice) -> Sequence[f.Input]:
 
 def _attach(run: Run) -> f.DriverAttached:
     return f.DriverAttached(epoch=run.epoch + 1, who=ANYBODY, host="host")
+
+
+def _choice(it: Choice) -> Sequence[f.Input]:
+    left_out = it.draw(st.lists(st.sampled_from(_past_turns(it.run)), unique=True)) if _past_turns(it.run) else []
+    error = "" if left_out else it.draw(st.sampled_from(("", "it raised")))
+    return (f.ContextChosen(builder="mine", left_out=tuple(left_out), instead=it.draw(st.sampled_from(("", "more"))), error=error),)
+
+
+def _compaction(it: Choice) -> Sequence[f.Input]:
+    """The summary that was asked for; now and then there is none."""
+    asked = it.run.past.asked
+    assert asked is not None
+    failed = it.draw(st.sampled_from((False, False, True)))
+    made = f.ContextCompacted(
+        since=asked.since, upto=asked.upto, summary="" if failed else "so far", author=asked.author, digest=asked.digest, error="no" * failed
+    )
+    return (msgspec.structs.replace(made, usage=_usage(it), elapsed_us=_elapsed(it)) if asked.author == "model" else made,)
 
 
 def _usage(it: Choice) -> f.Usage | None:
@@ -301,7 +333,7 @@ def _unreported(it: Choice) -> f.Usage | None:
 def _provider_failure(it: Choice) -> Sequence[f.Input]:
     error = f.ErrorInfo(
         type="overloaded",
-        overflow=it.draw(st.sampled_from((False,) * 9 + (True,))),
+        overflow=it.draw(st.sampled_from((False, False, True))),
         message=_text(it),
         retryable=it.draw(st.sampled_from((True, True, True, False))),
         retry_after_s=it.draw(st.sampled_from((None, 0, 5))),
@@ -313,7 +345,15 @@ def _provider_failure(it: Choice) -> Sequence[f.Input]:
 def _success(it: Choice) -> Sequence[f.Input]:
     call = it.draw(st.sampled_from(_calls(it.run, ("started",))))
     result = it.draw(
-        st.one_of(st.none(), st.booleans(), st.integers(-5, 2**60), texts().map(_whole), st.dictionaries(st.sampled_from(("a", "b")), st.integers()))
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(-5, 2**60),
+            texts().map(_whole),
+            st.dictionaries(st.sampled_from(("a", "b")), st.integers()),
+            st.just("page " * 300),
+            st.just("page " * 500),
+        )
     )
     notes = it.draw(st.sampled_from(((), (), (f.Note(text="one"), f.Note(text="two", source_ids=("a",))))))
     sources = it.draw(st.sampled_from(((), ("a",), ("a", "b#1"))))
@@ -378,11 +418,11 @@ MOVES: Final[dict[str, Move]] = {
     "run_continued": Move(_fresh, _continue, 1),
     "driver_attached": Move(_begun, _attached, 1, urgent=lambda run: run.driver is None),
     "driver_detached": Move(lambda run: _driven(run) or _ended(run), _detached, 2, urgent=lambda run: _driven(run) and not pending(run)),
-    "context_chosen": Move(_begun, lambda _: (f.ContextChosen(builder="mine", left_out=(1,)),), 1, urgent=_idle),
-    "context_compacted": Move(_begun, lambda it: (f.ContextCompacted(upto=it.run.position, summary="so far"),), 1, urgent=_idle),
+    "context_chosen": Move(lambda run: run.setup is not None and run.context is not None, _choice, 2, urgent=_idle),
+    "context_compacted": Move(lambda run: run.past.asked is not None, _compaction, 4),
     "usage_updated": Move(_asked, lambda it: (f.UsageUpdated(usage=_usage(it) or f.Usage(input_tokens=3)),), 3),
     "stream_checkpointed": Move(_asked, _checkpoint, 3),
-    "model_failed": Move(_asked, _provider_failure, 6),
+    "model_failed": Move(_asked, _provider_failure, 8),
     "model_interrupted": Move(_asked, _interruption, 6),
     "final_proposed": Move(_asked, _claim, 12),
     "tool_calls_requested": Move(_asked, _proposals, 60),
@@ -413,6 +453,7 @@ MOVES: Final[dict[str, Move]] = {
         20,
     ),
     "user_said": Move(_begun, _said, 3),
+    "compaction_requested": Move(_begun, lambda _: (f.CompactionRequested(who=ANYBODY),), 2),
     "cancel_requested": Move(_begun, _cancelled, 1, urgent=lambda run: run.state == "idle" and run.position > 3),
     "sealed": Move(_ended, lambda _: (f.Sealed(algorithm="ed25519", key="key", signature="signature"),), 1),
     "erased": Move(_ended, lambda _: (f.Erased(who=ANYBODY),), 1),

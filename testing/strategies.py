@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from hypothesis import strategies as st
 
-from refold.events.settings import Budgets, Policy
+from refold.events.settings import Budgets, Context, Policy
 from refold.runtime.settings import Budgets as AgentBudgets, Policy as AgentPolicy
 from refold.runtime.tools import NotPerformed, RetryableToolError, Tool, ToolContext, ToolResult
 from refold.testing.faults import Fate, Fault, Place
@@ -60,6 +60,20 @@ def policies() -> st.SearchStrategy[Policy]:
         approval_expiry_s=st.sampled_from((None, 5, 1)),
         wrap_up=st.booleans(),
     )
+
+
+def contexts() -> st.SearchStrategy[Context | None]:
+    """Contexts: none, as in old runs, one without limits, or a window that is soon full."""
+    tight = st.builds(
+        Context,
+        window_tokens=st.sampled_from((None, 1_500, 2_000)),
+        observation_bytes=st.sampled_from((None, 700)),
+        compact_at=st.sampled_from((20, 80)),
+        keep_turns=st.sampled_from((1, 1, 2)),
+        compaction=st.sampled_from(("extractive", "model", "model", "off")),
+        relevant_turns=st.sampled_from((None, 1)),
+    )
+    return st.one_of(st.none(), st.just(Context()), tight)
 
 
 # -- model scripts

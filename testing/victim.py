@@ -233,6 +233,8 @@ def witnessed(agent: Agent, ledger: l.Ledger, order: Order) -> Agent:
         ask_user=agent.ask_user,
         answer_schema=agent.answer_schema,
         documents=agent.documents,
+        context=agent.context,
+        context_builder=agent.context_builder,
     )
 
 

@@ -18,37 +18,39 @@ LOCAL: Final = ("offline", "script")
 
 def for_new(agent: Agent, options: Driving) -> Agent:
     """The agent for a run that is about to begin. Raises Refused, WrongSetting."""
-    made, model_settings = _laid_over(agent, options, agent.budgets, agent.policy)
+    made, model_settings = _laid_over(agent, options, agent.budgets, agent.policy, agent.context)
     made.model = _model(agent.model if options.model is None else options.model, options.base_url, model_settings)
     return made
 
 
 def for_continuation(agent: Agent, options: Driving, setup: f.Setup) -> Agent:
     """The agent for a new run that goes on from an ended one: what is not given is as it was there. Raises as `for_new`."""
-    made, model_settings = _laid_over(agent, options, setup.budgets, setup.policy)
+    made, model_settings = _laid_over(agent, options, setup.budgets, setup.policy, setup.context)
     made.model = _model_for(agent, options, setup, model_settings)
     return made
 
 
 def for_record(agent: Agent, options: Driving, setup: f.Setup) -> Agent:
     """The agent for a run that goes on: its limits and rules are those it began with, its model too unless another is given. Raises as `for_new`."""
-    _, _, model_settings = settings.apply(options.settings, setup.budgets, setup.policy)
+    *_, model_settings = settings.apply(options.settings, setup.budgets, setup.policy, setup.context)
     fixed = [text for text in options.settings if not text.startswith("model.")] + [
         f"--{field.replace('_', '-')}" for field in SHORT if getattr(options, field) is not None
     ]
     if fixed:
         raise Refused(
-            f"{fixed[0]}: budgets and policy of a run are fixed when it begins; once it has ended, go on under others with: refold continue RUN --set KEY=VALUE"
+            f"{fixed[0]}: budgets, policy and context of a run are fixed when it begins; once it has ended, go on under others with: refold continue RUN --set KEY=VALUE"
         )
     made = copy.copy(agent)
     made.model = _model_for(agent, options, setup, model_settings)
     return made
 
 
-def _laid_over(agent: Agent, options: Driving, budgets: recorded.Budgets, policy: recorded.Policy) -> tuple[Agent, dict[str, Any]]:
+def _laid_over(
+    agent: Agent, options: Driving, budgets: recorded.Budgets, policy: recorded.Policy, context: recorded.Context | None
+) -> tuple[Agent, dict[str, Any]]:
     """A copy with these limits and rules under those of the command line, and the settings that are for the model."""
     made = copy.copy(agent)
-    made.budgets, made.policy, model_settings = settings.apply(options.settings, budgets, policy)
+    made.budgets, made.policy, made.context, model_settings = settings.apply(options.settings, budgets, policy, context)
     for field, key in SHORT.items():
         if (value := getattr(options, field)) is not None:
             made.budgets = _limited(made, f"--{field.replace('_', '-')} {value}", f"{key}={value}")
@@ -57,7 +59,7 @@ def _laid_over(agent: Agent, options: Driving, budgets: recorded.Budgets, policy
 
 def _limited(agent: Agent, typed: str, setting: str) -> settings.Budgets:
     try:
-        return settings.apply([setting], agent.budgets, agent.policy)[0]
+        return settings.apply([setting], agent.budgets, agent.policy, agent.context)[0]
     except settings.WrongSetting as error:
         raise Refused(f"{typed}: {str(error).partition(': ')[2]}") from None
 

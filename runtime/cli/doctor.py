@@ -179,7 +179,7 @@ def _agent_of(setup: f.Setup) -> Agent | None:
 
 
 def _differences(agent: Agent, setup: f.Setup) -> list[str]:
-    today = agent.declared()
+    today = agent.declared_in(setup.context)
     tools = {tool.name: tool for tool in today.tools}
     found: list[str] = []
     for then in setup.tools:

@@ -1,4 +1,4 @@
-"""`answer`, `approve`, `deny`, `resolve`, `say`, `cancel`: a human's word to a run, from any process, whoever drives it."""
+"""`answer`, `approve`, `deny`, `resolve`, `say`, `compact`, `cancel`: a human's word to a run, from any process, whoever drives it."""
 
 import re
 import secrets
@@ -99,6 +99,13 @@ def say(options: o.Say) -> int:
     with opened(options) as store:
         run_id = store.find(options.run)
         return _taken(options, store, run_id, [store.say_sync(run_id, text, command_id=options.command_id)])
+
+
+def compact(options: o.Compact) -> int:
+    """A summary in place of older turns."""
+    with opened(options) as store:
+        run_id = store.find(options.run)
+        return _taken(options, store, run_id, [store.compact_sync(run_id, command_id=options.command_id)])
 
 
 # -- cancel

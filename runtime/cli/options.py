@@ -205,6 +205,13 @@ class Say(Deciding):
 
 
 @dataclass(kw_only=True)
+class Compact(Deciding):
+    """refold compact"""
+
+    run: str = argument("RUN", NAMED)
+
+
+@dataclass(kw_only=True)
 class Cancel(Commanding):
     """refold cancel"""
 
@@ -306,6 +313,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "deny": Command(Deny, "humans:deny", "refuse a call and say why", TALKING),
     "resolve": Command(Resolve, "humans:resolve", "say what became of a call in doubt", TALKING),
     "say": Command(Say, "humans:say", "a message that the next turn shows", TALKING),
+    "compact": Command(Compact, "humans:compact", "show older turns as a summary from the next turn on", TALKING),
     "doctor": Command(Doctor, "doctor:doctor", "what needs a person, and how large the store is", CHECKING),
     "replay": Command(Replay, "checking:replay", "derive a run again from what the world said, and compare", CHECKING),
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),

@@ -112,6 +112,8 @@ class Story:
                 yield "red", f"✗ {self._name(call_id)}: {cut(words(record), LINE)}"
             case f.DuplicateActionBlocked(call=call_id, message=message):
                 yield "red", f"✗ {self._name(call_id)}: duplicate_action: {one_line(message, LINE)}"
+            case f.ContextCompacted(error=error):
+                yield ("red" if error else "dim"), f"≡ {cut(words(record), LINE)}"
             case f.RetryScheduled():
                 yield "yellow", f"↻ {cut(words(record), LINE)}"
             case f.ModelInterrupted(cause="paused"):
@@ -155,6 +157,8 @@ class Story:
         running = [call for call in run.calls if call.phase in ("started", "retrying")] if run.state == "executing_tools" else []
         if running:
             return ", ".join(f"{one_line(call.name, 40)} {cut(arguments(call.proposed.arguments_text), 40)}".strip() for call in running)
+        if run.past.asked is not None and run.state != "done":
+            return "making a summary of older turns"
         if run.state == "streaming_model" and run.setup is not None:
             return f"asking {one_line(run.setup.model, 60)}" + (
                 " again" if run.asked == "retrying" or (run.request is not None and run.request.attempt > 1) else ""

@@ -1,6 +1,6 @@
 """A record in a few words, for people: what `log` lists and what live progress shows, said in one place."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -46,12 +46,28 @@ def words(record: Record) -> str:
             return f"{short(result)} ({seconds(elapsed)})"
         case f.ToolFailed(kind=kind, message=message) | f.ToolRejected(kind=kind, message=message) | f.ToolClosed(kind=kind, message=message):
             return one_line(f"{kind}: {message}")
+        case f.SummaryRequested(upto=upto, author=author):
+            return f"of what was said up to {upto}, {BY[author]}"
+        case f.ContextCompacted() as compacted:
+            return one_line(compaction(compacted))
+        case f.ContextChosen(builder=builder, left_out=left_out, error=error):
+            return one_line(f"{builder}: {error or f'{len(left_out)} turns left out'}")
         case f.RetryScheduled(attempt=attempt, delay_us=delay, because=because):
             return one_line(f"{because}; attempt {attempt} in {seconds(delay)}")
         case f.RunCompleted() | f.RunStopped() | f.RunFailed() | f.RunCancelled() as ended:
             return one_line(": ".join(part for part in (ended.reason or "", ended.detail) if part))
         case other:
             return _field(other)
+
+
+def compaction(fact: f.ContextCompacted) -> str:
+    """What became of a compaction."""
+    if fact.error:
+        return f"no summary, and nothing changes: {fact.error}"
+    return f"what was said up to {fact.upto} is shown as a summary, {BY[fact.author]}: {fact.summary}"
+
+
+BY: Final = {"extractive": "by extraction", "model": "by the model"}
 
 
 def _field(fact: f.Fact) -> str:

@@ -31,6 +31,8 @@ def _facts(view: dict[str, Any], page: Page) -> list[str]:
         ("tokens", _of(tokens, budgets.get("max_tokens")) + estimated),
         ("cost", f"${usage['cost_usd']}" + (f" of ${budgets['max_cost_usd']}" if budgets.get("max_cost_usd") is not None else "")),
     ]
+    if upto := [each["upto"] for each in view["compactions"] if not each["error"]]:
+        rows.append(("context", f"what was said up to position {upto[-1]} is shown as a summary"))
     if view["driver"] is not None:
         rows.append(("driver", f"{view['driver']['host']}, process {view['driver']['pid']}, since {since(view['driver']['since'])}"))
     made = [f"{page.paint(name.ljust(8), 'dim')}{cut(one_line(str(value)), page.room(8))}" for name, value in rows]
@@ -129,7 +131,7 @@ def prompt_lines(request: Request, page: Page) -> list[str]:
     ]
     made += ["", page.paint("tools", "dim"), *(f"  {tool.name}: {one_line(tool.description, page.room(4 + len(tool.name)))}" for tool in request.tools)]
     for message in request.messages:
-        made += ["", page.paint(f"{message.role} {message.name} {message.call_id}".strip(), "dim")]
+        made += ["", page.paint(f"{message.role} {message.name or message.kind} {message.call_id}".strip(), "dim")]
         if message.text:
             made += page.paragraphs(message.text, "  ")
         made += [f"  {one_line(call.name)} {one_line(call.arguments_text)}" for call in message.calls]

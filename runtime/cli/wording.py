@@ -36,6 +36,8 @@ def told(store: Store, run_id: str, taken: Taken) -> dict[str, Any]:
             made |= {"decision": "resolved", "verdict": verdict, "result": result}
         case f.UserSaid(text=text):
             made |= {"decision": "said", "said": text}
+        case f.CompactionRequested():
+            made |= {"decision": "compacted"}
         case f.CancelRequested(reason=reason):
             made |= {"decision": "cancelled", "reason": reason}
         case other:
@@ -61,6 +63,8 @@ def _decision(told: dict[str, Any]) -> list[str]:
     decision, run = told["decision"], f"run {told['run_id']}"
     if decision == "said":
         return [f"said to {run}: {one_line(told['said'])}"]
+    if decision == "compacted":
+        return [f"asked {run} to show its older turns as a summary from the next turn on"]
     if decision == "cancelled":
         return [f"asked {run} to end" + (f": {one_line(told['reason'])}" if told["reason"] else "")]
     place = f"{told['call_id']} of {run}"

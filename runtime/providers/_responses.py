@@ -29,6 +29,9 @@ CALLS: Final = ("function_call", "custom_tool_call")
 class ResponsesModel:
     """A model behind the Responses API; `always` are the fields that its provider needs in every request."""
 
+    priced = True
+    """A run with this model costs money: its price is looked up when it begins."""
+
     def __init__(self, kind: str, origin: Origin, settings: dict[str, Any], always: dict[str, Any]) -> None:
         self.spec, self.base_url, self.settings = f"{kind}:{origin.model}", origin.base_url, settings
         self._origin, self._always = origin, always

@@ -37,6 +37,9 @@ def create(name: str, *, base_url: str | None = None, settings: dict[str, Any] |
 class Anthropic:
     """A model behind `POST BASE_URL/v1/messages`; `settings` are sent as they are."""
 
+    priced = True
+    """A run with this model costs money: its price is looked up when it begins."""
+
     def __init__(self, name: str, *, key: str, base_url: str, settings: dict[str, Any]) -> None:
         self.name, self.base_url, self.settings = name, base_url, settings
         self.spec = f"anthropic:{name}"

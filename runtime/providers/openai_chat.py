@@ -47,6 +47,9 @@ def create(name: str, *, base_url: str | None = None, settings: dict[str, Any] |
 class ChatModel:
     """A model behind Chat Completions; `settings` are sent as they are."""
 
+    priced = True
+    """A run with this model costs money: its price is looked up when it begins."""
+
     def __init__(self, origin: Origin, settings: dict[str, Any]) -> None:
         self.spec, self.base_url, self.settings = f"{KIND}:{origin.model}", origin.base_url, settings
         self._origin, self._connection = origin, Connection("chat", origin)

@@ -607,7 +607,7 @@ def test_a_good_turn_starts_the_count_of_invalid_ones_again(start: Start) -> Non
 def test_calls_that_were_cut_by_length_are_an_invalid_turn(start: Start) -> None:
     run = start()
     assert run.interrupt("length", text="I will")[-1] == "model_requested"
-    assert [entry.kind for entry in run.run.entries] == ["user", "assistant", "user"]
+    assert [entry.kind for entry in run.run.entries] == ["user", "assistant", "runtime"]
 
 
 def test_an_answer_that_was_cut_by_length_is_rejected(start: Start) -> None:
@@ -631,7 +631,7 @@ def test_a_refusal_ends_the_run_or_is_observed_by_policy(start: Start, how: str,
 def test_a_rejected_answer_stays_and_the_model_is_told_why(start: Start) -> None:
     run = start()
     run.answer("It is 20.", complaints=("say degrees",))
-    assert [entry.kind for entry in run.run.entries] == ["user", "assistant", "user"]
+    assert [entry.kind for entry in run.run.entries] == ["user", "assistant", "runtime"]
     run.answer("It is 20 degrees.")
     assert run.run.status == "completed"
 

@@ -201,7 +201,7 @@ def test_a_pause_is_gone_on_with_and_is_no_error(start: Start) -> None:
     facts = run.interrupt("paused", text="Searching", opaque=({"search": 1},), usage=f.Usage(input_tokens=30, output_tokens=5))
     # then what was said is the assistant's message, whole, and the model is asked again
     assert facts == ["model_interrupted", "model_paused", "model_requested"]
-    assert [entry.kind for entry in run.run.entries] == ["user", "assistant"]
+    assert [entry.kind for entry in run.run.entries] == ["user", "paused"]
     assert (run.run.turn, run.run.spent.model_errors) == (2, 0)
     run.answer()
     assert run.run.status == "completed"
@@ -213,7 +213,7 @@ def test_a_pause_before_anything_was_said_keeps_what_only_the_provider_can_read(
     assert run.interrupt("paused", opaque=({"search": 1},))[-1] == "run_cancelled"
     run = start()
     assert run.interrupt("paused", opaque=({"search": 1},))[-1] == "model_requested"
-    assert [entry.kind for entry in run.run.entries] == ["user", "assistant"]
+    assert [entry.kind for entry in run.run.entries] == ["user", "paused"]
 
 
 def test_pauses_are_bounded_by_turns(start: Start) -> None:

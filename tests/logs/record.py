@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from refold import Agent, Budgets, NotPerformed, Policy, RetryableToolError, ScriptedModel, ToolResult, open_store, show, tool
+from refold import Agent, Budgets, Context, NotPerformed, Policy, RetryableToolError, ScriptedModel, ToolResult, open_store, show, tool
 from refold.events import facts as f
+from refold.projections.excerpts import handle_of
 from refold.projections.revisions import ENGINE
 from refold.runtime import checkpoints, journal, ports as p, store as stores
 from refold.runtime.store import Store
@@ -26,6 +27,12 @@ FAILED: list[str] = []
 def look(at: str) -> ToolResult:
     """Looks somewhere."""
     return ToolResult(data={"seen": at, "large": "." * 5_000 if at == "far" else ""}, source_ids=[at], notes=[f"looked {at}"])
+
+
+@tool(effect="read")
+def leaf(page: int, size: int = 900) -> ToolResult:
+    """A page of a long book."""
+    return ToolResult(data=(f"page {page}. " * size)[:size], notes=[f"page {page} was read"] if page % 2 else [])
 
 
 @tool(effect="idempotent", retries=2)
@@ -84,11 +91,13 @@ def broken(run: Any, answer: str, citations: tuple[str, ...]) -> list[str]:
 DONE = {"text": "Done."}
 USED = {"usage": {"input_tokens": 900, "output_tokens": 90, "cached_input_tokens": 500}, "cost_usd": "0.0123"}
 ASK = call("ask_user", question="Which?")
+TOO_LONG = {"error": {"type": "context_overflow", "message": "too many tokens", "retryable": False}}
 BUSY = {"error": {"type": "overloaded", "message": "busy", "retryable": True, "retry_after_s": 0.001}}
 
 
 def played(*turns: dict[str, Any], **more: Any) -> Agent:
-    return Agent(model=ScriptedModel(list(turns)), instructions="Be brief.", tools=[look, put, send, pay, wait, ship], name="golden", **more)
+    options = {"instructions": "Be brief.", **more}
+    return Agent(model=ScriptedModel(list(turns)), tools=[look, put, send, pay, wait, ship, leaf], name="golden", **options)
 
 
 def simple(*turns: dict[str, Any], **more: Any) -> Callable[[Store, str], None]:
@@ -119,6 +128,14 @@ def decided(store: Store, name: str) -> None:
 
 def waiting(store: Store, name: str) -> None:
     played(turn(ASK, call("send", to="ann")), DONE).run_sync("Wait.", store=store, run_id=name)
+
+
+def wanted(store: Store, name: str) -> None:
+    agent = played(*[turn(call("leaf", page=n)) for n in range(4)], turn(ASK), DONE)
+    agent.run_sync("Read, then ask.", store=store, run_id=name)
+    store.compact_sync(name, who="ann", command_id="c1")
+    store.answer_sync(name, "This one.", who="ann", command_id="c2")
+    agent.resume_sync(name, store=store)
 
 
 def cancelled(store: Store, name: str) -> None:
@@ -270,6 +287,33 @@ KINDS: dict[str, Callable[[Store, str], None]] = {
         policy=Policy(wrap_up=False),
     ),
     "deadline": simple(DONE, budgets=Budgets(deadline="2020-01-01T00:00:00Z")),
+    "compacted": simple(*[turn(call("leaf", page=n)) for n in range(9)], DONE, context=Context(window_tokens=2_000, keep_turns=2)),
+    "summarised": simple(
+        *[turn(call("leaf", page=n)) for n in range(5)],
+        {"text": "Five pages were read.", **USED},
+        turn(call("leaf", page=5)),
+        DONE,
+        context=Context(window_tokens=2_000, keep_turns=1, compaction="model"),
+    ),
+    "no-summary": simple(
+        *[turn(call("leaf", page=n)) for n in range(5)],
+        BUSY,
+        turn(call("leaf", page=5)),
+        {"text": "Six pages were read.", **USED},
+        DONE,
+        context=Context(window_tokens=2_000, keep_turns=1, compaction="model"),
+    ),
+    "overflowed": simple(*[turn(call("leaf", page=n)) for n in range(5)], TOO_LONG, DONE),
+    "read-on": simple(
+        turn(call("leaf", page=1, size=5_000)),
+        turn(call("read_result", result=handle_of(str(leaf(1, 5_000).data)), start=900), call("read_result", result="no such")),
+        DONE,
+        context=Context(observation_bytes=1_500),
+    ),
+    "shared-window": simple(turn(*[call("leaf", page=n, size=3_000) for n in range(4)]), DONE, context=Context(window_tokens=2_500, compaction="off")),
+    "relevant": simple(*[turn(call("leaf", page=n)) for n in range(5)], DONE, context=Context(relevant_turns=1, keep_turns=1)),
+    "window-full": simple(DONE, context=Context(window_tokens=1_000), instructions="Be brief. " * 400),
+    "compaction-wanted": wanted,
 }
 
 

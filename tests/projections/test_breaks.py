@@ -6,7 +6,7 @@ from refold.events.settings import Budgets
 from refold.projections.breaks import between, breaks
 from refold.projections.growing import Growing
 from refold.projections.messages import encode, tokens_of
-from refold.projections.prefix import chained, digest_of_prompt, start
+from refold.projections.prefix import chained, start
 from refold.projections.run import Entry, replace
 from refold.projections.timeline import timeline
 from refold.testing.trajectory import Act, Trajectory
@@ -34,7 +34,7 @@ def test_the_digest_is_a_chain_over_instructions_tools_and_messages() -> None:
     # then the digest is what they are linked to, and the first request's is on the way there
     assert requests(run)[1].digest == chained(NOTHING, parts)
     assert requests(run)[0].digest == chained(NOTHING, parts[:3])
-    assert digest_of_prompt(run.run.begun, (), bare=False) == start(run.run.begun, bare=False)
+    assert start(run.run.begun, bare=False) == chained(NOTHING, parts[:2])
 
 
 def test_a_run_whose_requests_go_on_has_no_breaks() -> None:

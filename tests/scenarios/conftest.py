@@ -18,8 +18,8 @@ from refold.events.codec import Record
 from refold.events.storage import Log, Row, Submission
 from refold.fsm.machine import empty, step
 from refold.projections.messages import Message
-from refold.projections.transcript import said
-from refold.runtime import models
+from refold.projections.transcript import Transcript, said
+from refold.runtime import compacting, models
 from refold.runtime.journal import inherited
 from refold.runtime.ports import Part, Request
 from refold.runtime.requests import request_of
@@ -128,15 +128,17 @@ def check_run(store: Store, run_id: str) -> None:
 
 def rebuilt_requests(store: Store, run_id: str) -> list[Request]:
     """Every request of a run, made again from its log alone."""
-    run, messages, requests = empty(run_id), [], []
+    run, transcript, requests = empty(run_id), Transcript(), []
     for record in store.read(run_id):
         after = step(run, record)
         if isinstance(record.fact, f.RunContinued):
-            messages += inherited(store.log, record.fact)
-        messages += said(run, record.fact, after)
+            transcript = inherited(store.log, record.fact)
+        transcript.take(run, record.fact, after)
         run = after
         if isinstance(record.fact, f.ModelRequested):
-            requests.append(request_of(run, tuple(messages)))
+            requests.append(request_of(run, transcript))
+        if isinstance(record.fact, f.SummaryRequested) and record.fact.number is not None:
+            requests.append(compacting.request_of(record.fact, run, transcript))
     return requests
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from refold import Agent, Budgets, NotPerformed, Policy, RetryableToolError, ScriptedModel, Tool, ToolContext, ToolResult, tool
+from refold import Agent, Budgets, Context, NotPerformed, Policy, RetryableToolError, ScriptedModel, Tool, ToolContext, ToolResult, tool
 from refold.events.log import open_log
 from refold.events.memory import MemoryLog
 from refold.projections.run import Call
@@ -190,12 +190,13 @@ class Example:
     budgets: Budgets = Budgets()
     policy: Policy = Policy()
     validators: tuple[Any, ...] = ()
+    context: Context = Context()
     humans: tuple[tuple[str, str], ...] = ()
     """By call: `approve`, a reason to deny, an answer."""
 
     def trial(self, tools: list[Tool]) -> Trial:
         def agent() -> Agent:
-            return Agent(ScriptedModel(self.script), "Be brief.", tools, self.budgets, self.policy, self.validators)
+            return Agent(ScriptedModel(self.script), "Be brief.", tools, self.budgets, self.policy, self.validators, self.context)
 
         def human(store: Store, run_id: str, asked: Call) -> None:
             word = dict(self.humans)[asked.id]
@@ -281,6 +282,23 @@ EXAMPLES: dict[str, Example] = {
     "a circle": Example(tuple(calls(call("look", topic="a")) for _ in range(6))),
     "the user speaks meanwhile": Example((calls(call("overhear", topic="a"), call("send", to="Ann")), calls(call("overhear", topic="b")), ANSWER)),
     "a long answer": Example(({**calls(call("look", topic="a"), text="so " * 30_000, chunks=9), **USAGE}, {"text": "word " * 24_000, "chunks": 12})),
+    "older turns as a summary": Example(
+        (*(calls(call("browse", topic=topic)) for topic in "abcd"), calls(call("send", to="Ann")), ANSWER), context=Context(window_tokens=4_000, keep_turns=1)
+    ),
+    "a model that summarises": Example(
+        (calls(call("browse", topic="a")), calls(call("browse", topic="b")), {"text": "so far", **USAGE}, calls(call("send", to="Ann")), error(), ANSWER),
+        context=Context(window_tokens=4_000, keep_turns=1, compaction="model"),
+    ),
+    "more than the model can read": Example(
+        (
+            calls(call("browse", topic="a")),
+            calls(call("look", topic="b")),
+            {"error": {"type": "context_overflow", "message": "too long"}},
+            calls(call("send", to="Ann")),
+            ANSWER,
+        ),
+        context=Context(keep_turns=1, relevant_turns=0),
+    ),
     "the script runs out": Example((calls(call("look", topic="a")),)),
 }
 
@@ -368,8 +386,14 @@ def test_every_example_ends_as_its_name_says() -> None:
     world = World()
     tools = made_for(world)
     # when
-    ends = {name: survive(example.trial(tools), MemoryLog()).outcome for name, example in EXAMPLES.items()}
+    survived = {name: survive(example.trial(tools), MemoryLog()) for name, example in EXAMPLES.items()}
+    ends = {name: each.outcome for name, each in survived.items()}
     # then
+    assert {name for name, each in survived.items() if any(record.type == "context_compacted" for record in each.records)} == {
+        "older turns as a summary",
+        "a model that summarises",
+        "more than the model can read",
+    }
     assert {name: (end.status, end.reason) for name, end in ends.items() if end.status != "completed"} == {
         "too many turns that come to nothing": ("failed", "max_model_errors"),
         "a provider that fails for good": ("failed", "max_provider_retries"),
