@@ -34,7 +34,20 @@ def answer(text: str, **usage: Any) -> Reply:
 
 
 def words(url: str, *more: str, spec: str = "openai-chat:m") -> tuple[str, ...]:
-    return ("run", "What is there?", "--model", spec, "--base-url", url, "--quiet", "--set", "policy.max_provider_retries=0", *more)
+    return (
+        "run",
+        "What is there?",
+        "--model",
+        spec,
+        "--base-url",
+        url,
+        "--quiet",
+        "--set",
+        "policy.max_provider_retries=0",
+        "--set",
+        "policy.unknown_price=free",
+        *more,
+    )
 
 
 def test_a_run_has_the_tokens_and_the_cost_that_the_server_reported(shell, server):
@@ -47,6 +60,21 @@ def test_a_run_has_the_tokens_and_the_cost_that_the_server_reported(shell, serve
     assert done.json["answer"] == "Nothing."
     assert done.json["usage"]["reported"] == {"input_tokens": 9, "cached_input_tokens": 4, "output_tokens": 3}
     assert done.json["usage"]["cost_usd"] == "0.00012"
+
+
+def test_a_model_whose_price_nobody_knows_is_refused_under_a_budget_of_money(shell, server):
+    done = shell("run", "What is there?", "--model", "openai-chat:m", "--base-url", f"{server.url}/v1", "--quiet")
+    assert done.code == 2
+    assert "the price of openai-chat:m is not known" in done.error
+    assert "--set policy.unknown_price=free" in done.error
+    assert server.requests == []
+
+
+def test_a_model_whose_price_is_known_costs_what_it_costs(shell, server):
+    server.add(answer("Nothing."))
+    done = shell("run", "What is there?", "--model", "openai-chat:gpt-4o", "--base-url", f"{server.url}/v1", "--json")
+    assert done.code == 0
+    assert 0 < float(done.json["usage"]["cost_usd"]) < 0.001
 
 
 def test_a_continuation_goes_to_where_the_run_was(shell, server):
@@ -67,7 +95,7 @@ def test_the_address_may_come_from_the_environment(shell, server, monkeypatch):
     monkeypatch.setenv("DEEPSEEK_MODEL", "d")
     response = {"status": "completed", "output": [{"type": "message", "content": [{"type": "output_text", "text": "Nothing."}]}]}
     server.add(Reply.json(response))
-    assert shell("run", "What is there?", "--model", "deepseek", "--set", "model.stream=false").out == "Nothing.\n"
+    assert shell("run", "What is there?", "--model", "deepseek", "--set", "model.stream=false", "--set", "budgets.max_cost_usd=none").out == "Nothing.\n"
     assert (server.requests[0].path, server.requests[0].json["model"]) == ("/responses", "d")
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from refold import Agent, Budgets, Policy, Tool, audit, open_store, replay
 from refold.events import facts as f
 from refold.runtime import models
@@ -10,6 +12,7 @@ from refold.runtime.tools import ToolContext
 from refold.testing import strict
 from refold.testing.loopback import Loopback, Reply
 
+pytestmark = pytest.mark.slow  # dozens of recordings
 DENIED = 'result="permission_denied"'
 """Some of these tools are asked for a password in clear; a run does not pass those on."""
 

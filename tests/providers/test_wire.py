@@ -19,6 +19,7 @@ from refold.runtime.text import whole
 from refold.testing import strict
 from refold.testing.loopback import Loopback, Reply
 
+pytestmark = pytest.mark.slow  # hundreds of recordings
 ASKED = p.Request(turn=1, number=1, instructions="Be brief.", messages=(user("What is there?"),), tools=(), max_output_tokens=1_000)
 PLACES = 50
 BYTE_BY_BYTE_MAX = 10_000
@@ -151,7 +152,6 @@ def test_a_recorded_response_becomes_the_turn_that_it_is(exchange: Any, stage: S
 # -- cut into pieces
 
 
-@pytest.mark.slow
 def test_a_stream_that_is_cut_anywhere_is_the_same_turn(stream: Any, stage: Stage) -> None:
     # given a recorded stream that comes in two pieces, in fifty, and byte by byte
     size = len(stream.body)
@@ -164,7 +164,6 @@ def test_a_stream_that_is_cut_anywhere_is_the_same_turn(stream: Any, stage: Stag
         check(turn, stream)
 
 
-@pytest.mark.slow
 def test_a_cut_at_any_byte_changes_no_event(smallest: Any) -> None:
     """Everything behind the reading of events sees events alone, so here are all offsets: over HTTP a hundred thousand requests would take ten minutes."""
     body = smallest.body
