@@ -74,15 +74,24 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Tokens of one response. `input_tokens` is everything the model read, cached or not (as OpenTelemetry's GenAI conventions count); `estimated` where the provider said nothing."""
+    """Tokens of one response. `input_tokens` is everything the model read, cached or not (as OpenTelemetry's GenAI conventions count); `estimated` where the provider said nothing.
+
+    Most providers count reasoning in their output; `reasoning_beside` marks those that count it beside.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_input_tokens: int = 0
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
+    reasoning_beside: bool = False
     estimated: bool = False
     cost_usd: str | None = None
+
+    @property
+    def written(self) -> int:
+        """Everything that the model wrote, reasoning included: what is billed as output."""
+        return self.output_tokens + (self.reasoning_tokens if self.reasoning_beside else 0)
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

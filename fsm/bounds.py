@@ -145,10 +145,10 @@ def _book_lost(sums: Sums) -> None:
     """A request whose process is gone: at least what is known of it."""
     known = sums.on_the_way or f.Usage()
     read = max(sums.estimate, known.input_tokens)
-    written = max((sums.streamed + 3) // 4, known.output_tokens + (sums.since + 3) // 4)
+    written = max((sums.streamed + 3) // 4, _written(known) + (sums.since + 3) // 4)
     sums.on_the_way, sums.streamed, sums.since = None, 0, 0
     if sums.settles:
-        _add(sums, msgspec.structs.replace(known, input_tokens=read, output_tokens=written, estimated=True))
+        _add(sums, msgspec.structs.replace(known, input_tokens=read, output_tokens=written, reasoning_beside=False, estimated=True))
 
 
 def _on_the_way(sums: Sums) -> Sums:
@@ -161,12 +161,16 @@ def _on_the_way(sums: Sums) -> Sums:
 
 def _add(sums: Sums, usage: f.Usage) -> None:
     if usage.estimated:
-        sums.estimated_tokens += usage.input_tokens + usage.output_tokens
+        sums.estimated_tokens += usage.input_tokens + _written(usage)
     else:
         sums.input_tokens += usage.input_tokens
         sums.cached_input_tokens += usage.cached_input_tokens
-        sums.output_tokens += usage.output_tokens
+        sums.output_tokens += _written(usage)
     sums.cost_usd += Fraction(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
+
+
+def _written(usage: f.Usage) -> int:
+    return usage.output_tokens + usage.reasoning_beside * usage.reasoning_tokens
 
 
 def _priced(usage: f.Usage, price: f.Price | None) -> Fraction:
@@ -177,7 +181,7 @@ def _priced(usage: f.Usage, price: f.Price | None) -> Fraction:
         (fresh, price.input),
         (usage.cached_input_tokens, price.cached_input or price.input),
         (usage.cache_write_tokens, price.cache_write or price.input),
-        (usage.output_tokens, price.output),
+        (_written(usage), price.output),
     )
     return sum((tokens * Fraction(each) for tokens, each in classes), Fraction(0)) / MILLION
 

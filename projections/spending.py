@@ -56,7 +56,8 @@ def lost(run: Run) -> Run:
     estimate = replace(
         known,
         input_tokens=max(known.input_tokens, _asked_tokens(run)),
-        output_tokens=max(known.output_tokens + tokens_of(streaming.since), tokens_of(streaming.size)),
+        output_tokens=max(known.written + tokens_of(streaming.since), tokens_of(streaming.size)),
+        reasoning_beside=False,
         estimated=True,
     )
     return replace(run, spent=_with(run, streaming.before, estimate), streaming=None)
@@ -78,7 +79,7 @@ def priced(usage: f.Usage, price: f.Price | None) -> str:
     total = money.per_million(plain, price.input)
     total = money.add(total, money.per_million(usage.cached_input_tokens, price.cached_input or price.input))
     total = money.add(total, money.per_million(usage.cache_write_tokens, price.cache_write or price.input))
-    return money.add(total, money.per_million(usage.output_tokens, price.output))
+    return money.add(total, money.per_million(usage.written, price.output))
 
 
 def active(spent: Spent, elapsed_us: int) -> Spent:
@@ -106,5 +107,5 @@ def _plus(tokens: Tokens, usage: f.Usage) -> Tokens:
     return Tokens(
         input_tokens=tokens.input_tokens + usage.input_tokens,
         cached_input_tokens=tokens.cached_input_tokens + usage.cached_input_tokens,
-        output_tokens=tokens.output_tokens + usage.output_tokens,
+        output_tokens=tokens.output_tokens + usage.written,
     )

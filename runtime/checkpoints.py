@@ -120,7 +120,7 @@ class Checkpoints:
     def _due(self) -> f.StreamCheckpointed | f.UsageUpdated | None:
         """What was said since the last time, with the latest report; a report alone where it says much more than the last."""
         usage = self._usage
-        tokens = usage.input_tokens + usage.output_tokens if usage is not None else 0
+        tokens = usage.input_tokens + usage.written if usage is not None else 0
         if not self._bytes and not self._arguments:
             if usage is None or tokens * MATERIAL < self._written * (MATERIAL + 1) or tokens == self._written:
                 return None

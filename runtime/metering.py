@@ -6,6 +6,8 @@ Apart from taking the stream in, because this is counted for every piece of it, 
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from refold.events import facts as f, money
 from refold.events.words import Reason
 from refold.projections.messages import bytes_of, tokens_of
@@ -69,10 +71,10 @@ class Meter:
         """The limit that is met first, and how many more bytes of output it lets through."""
         used, purse = self._reported, self._purse
         if not used.input_tokens:
-            used = f.Usage(input_tokens=self._estimated_input, output_tokens=used.output_tokens, cost_usd=used.cost_usd)
+            used = msgspec.structs.replace(used, input_tokens=self._estimated_input)
         rooms: list[tuple[int, Reason]] = []
         if purse.tokens is not None:
-            rooms.append((purse.tokens - used.input_tokens - used.output_tokens, "max_tokens"))
+            rooms.append((purse.tokens - used.input_tokens - used.written, "max_tokens"))
         if purse.usd is not None:
             left = money.subtract(purse.usd, used.cost_usd if used.cost_usd is not None else priced(used, purse.price))
             tokens = money.tokens_for(left, purse.price.output if purse.price is not None else "0")
@@ -90,6 +92,7 @@ def usage_of(part: p.UsageUpdated) -> f.Usage:
         cached_input_tokens=part.cached_input_tokens,
         cache_write_tokens=part.cache_write_tokens,
         reasoning_tokens=part.reasoning_tokens,
+        reasoning_beside=part.reasoning_beside,
         cost_usd=part.cost_usd,
     )
 

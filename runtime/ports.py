@@ -62,13 +62,14 @@ class ToolCallReady(Part, frozen=True, kw_only=True):
 
 
 class UsageUpdated(Part, frozen=True, kw_only=True):
-    """What the provider counted so far for this response: totals, not increments. `input_tokens` is everything the model read, cached or not."""
+    """What the provider counted so far for this response: totals, not increments. `input_tokens` is everything the model read, cached or not; `reasoning_beside` says that reasoning is not a part of the output."""
 
     input_tokens: Count = 0
     output_tokens: Count = 0
     cached_input_tokens: Count = 0
     cache_write_tokens: Count = 0
     reasoning_tokens: Count = 0
+    reasoning_beside: bool = False
     cost_usd: Amount | None = None
 
 

@@ -14,7 +14,7 @@ from refold.runtime.providers import _history as history
 from refold.runtime.providers._errors import Origin, masked, one_line, reported
 from refold.runtime.providers._openai import WHOLE
 from refold.runtime.providers._stops import BROKEN, meaning
-from refold.runtime.providers._usage import cost_usd, count, written
+from refold.runtime.providers._usage import cost_usd, count, is_beside
 
 API: Final = "openai.chat"
 REASONING: Final = ("reasoning_content", "reasoning")
@@ -208,7 +208,8 @@ def _usage(usage: dict[str, Any]) -> p.UsageUpdated:
     asked = count(usage.get("prompt_tokens"))
     return p.UsageUpdated(
         input_tokens=asked,
-        output_tokens=written(count(usage.get("completion_tokens")), reasoned, asked, count(usage.get("total_tokens"))),
+        output_tokens=count(usage.get("completion_tokens")),
+        reasoning_beside=is_beside(count(usage.get("completion_tokens")), reasoned, asked, count(usage.get("total_tokens"))),
         cached_input_tokens=count(cached),
         cache_write_tokens=count(prompt.get("cache_write_tokens")),
         reasoning_tokens=reasoned,

@@ -16,7 +16,7 @@ from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._errors import Origin, reported
 from refold.runtime.providers._openai import DONE, WHOLE, Connection
 from refold.runtime.providers._stops import BROKEN, meaning
-from refold.runtime.providers._usage import cost_usd, count, written
+from refold.runtime.providers._usage import cost_usd, count, is_beside
 
 LEGAL_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 RESERVED: Final = frozenset({"model", "input", "instructions", "tools", "messages", "previous_response_id", "conversation", "background"})
@@ -261,7 +261,8 @@ def _usage(usage: dict[str, Any]) -> p.UsageUpdated:
     asked, reasoned = count(usage.get("input_tokens")), count(details.get("reasoning_tokens"))
     return p.UsageUpdated(
         input_tokens=asked,
-        output_tokens=written(count(usage.get("output_tokens")), reasoned, asked, count(usage.get("total_tokens"))),
+        output_tokens=count(usage.get("output_tokens")),
+        reasoning_beside=is_beside(count(usage.get("output_tokens")), reasoned, asked, count(usage.get("total_tokens"))),
         cached_input_tokens=count(read.get("cached_tokens")),
         cache_write_tokens=count(read.get("cache_write_tokens")),
         reasoning_tokens=reasoned,

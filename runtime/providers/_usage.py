@@ -19,10 +19,9 @@ def count(value: Any) -> int:
     return int(value)
 
 
-def written(output: int, reasoned: int, asked: int, total: int) -> int:
-    """Everything that a model wrote. Most servers count reasoning in their output, some beside it: then their total says so, or there is more of it than of output."""
-    beside = total - asked - output == reasoned or (reasoned > output and total != asked + output)
-    return output + reasoned if beside else output
+def is_beside(output: int, reasoned: int, asked: int, total: int) -> bool:
+    """Whether a server counts reasoning beside its output and not in it: then its total says so, or there is more of it than of output."""
+    return reasoned > 0 and (total - asked - output == reasoned or (reasoned > output and total != asked + output))
 
 
 def cost_usd(value: Any) -> str | None:

@@ -187,7 +187,7 @@ def test_B089_reasoning_is_billed_once_whether_it_is_counted_inside_the_output_o
     result = wire.play(api, [api.text("Hello.", usage=usage)])
     # then everything that it wrote is billed, once, and how much of that was reasoning is shown
     recorded = usage_in(result)
-    assert (recorded.input_tokens, recorded.output_tokens, recorded.reasoning_tokens) == (50, 1944, 1360)
+    assert (recorded.input_tokens, recorded.written, recorded.reasoning_tokens) == (50, 1944, 1360)
     assert result.usage["reported"]["output_tokens"] == 1944
     assert Decimal(result.usage["cost_usd"]) == cost(50, 0, 0, 1944)
 
@@ -198,7 +198,7 @@ def test_B089_less_reasoning_than_output_is_told_apart_by_the_total(wire):
     # when, then
     inside = usage_in(wire.play(CHAT, [CHAT.text("Hello.", usage={**beside, "total_tokens": 1050})]))
     outside = usage_in(wire.play(CHAT, [CHAT.text("Hello.", usage={**beside, "total_tokens": 1350})]))
-    assert (inside.output_tokens, outside.output_tokens) == (1000, 1300)
+    assert (inside.written, outside.written) == (1000, 1300)
 
 
 ABSENT = object()
