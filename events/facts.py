@@ -63,6 +63,7 @@ from refold.events.parts import (
     Block as Block,
     Check as Check,
     ErrorInfo as ErrorInfo,
+    ModelSetup as ModelSetup,
     Note as Note,
     Price as Price,
     ProposedCall as ProposedCall,

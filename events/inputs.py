@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.events.parts import Block, CallFact, Check, ErrorInfo, FactBase, Note, ProposedCall, Setup, Usage
+from refold.events.parts import Block, CallFact, Check, ErrorInfo, FactBase, ModelSetup, Note, ProposedCall, Setup, Usage
 from refold.events.words import Digest, Kind, Reason, RunId, StopReason
 
 # -- input facts: the run
@@ -53,13 +53,14 @@ class RunForked(FactBase, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DriverAttached(FactBase, frozen=True, kw_only=True, omit_defaults=True):
-    """A process took the wheel. What an earlier epoch started and did not finish is unknown from here on."""
+    """A process took the wheel. What an earlier epoch started and did not finish is unknown from here on. `switched` is the model, where it is another than before."""
 
     TAG, INPUT = "driver_attached", True
     epoch: int
     who: str
     host: str
     pid: int = 0
+    switched: ModelSetup | None = None
 
 
 class DriverDetached(FactBase, frozen=True, kw_only=True, omit_defaults=True):

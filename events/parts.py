@@ -50,6 +50,15 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The price list, with its version."""
 
 
+class ModelSetup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which model answers, where it is reached, with what settings, and what it costs."""
+
+    model: str
+    base_url: str = ""
+    model_settings: dict[str, Any] = {}
+    price: Price | None = None
+
+
 class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """With what a run was begun: everything that decisions depend on. `engine` is the number of the rules."""
 

@@ -69,7 +69,7 @@ def count(sums: Sums, record: Record) -> None:
         case f.RunStarted(setup=setup) | f.RunContinued(setup=setup):
             sums.price = setup.price
             sums.settles, sums.reserves = rules_of(setup.engine).settles, rules_of(setup.engine).reserves
-        case f.DriverAttached():
+        case f.DriverAttached(switched=switched):
             if sums.asked and not sums.lost:
                 _book_lost(sums)
             if sums.summary is not None:  # asked for again, under its number
@@ -77,6 +77,7 @@ def count(sums: Sums, record: Record) -> None:
                 sums.requests -= 1
                 sums.summary = None
             sums.lost = sums.asked
+            sums.price = switched.price if switched is not None else sums.price
         case f.ModelRequested(estimated_input_tokens=estimate):
             sums.requests += not sums.lost
             anew = record.source != "streaming_model"

@@ -379,6 +379,10 @@ def _attached(run: Run, fact: f.DriverAttached, at: int) -> Run:
         after = replace(spending.lost(after) if run.rules.settles else after, asked="lost")
     if run.past.asked is not None:
         after = _unasked(after, run.past.asked)
+    if fact.switched is not None and run.setup is not None:
+        switched = fact.switched
+        setup = replace(run.setup, model=switched.model, base_url=switched.base_url, model_settings=switched.model_settings, price=switched.price)
+        after = replace(after, setup=setup)
     if any(call.phase == "started" for call in run.calls):
         return _with_calls(after, [replace(call, phase="unknown") if call.phase == "started" else call for call in run.calls])
     return after

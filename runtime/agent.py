@@ -216,7 +216,16 @@ class Agent:
         return ("relevant", Relevant(most)) if most is not None else ("", None)
 
     def _cast(self, model: p.Model, heard: Callable[[Shown], None], setup: f.Setup | None = None) -> Cast:
-        return Cast(model=model, consults=self.consults(setup), clock=p.SystemClock(), show=heard)
+        switched = self._switched(model, setup) if setup is not None else None
+        return Cast(model=model, consults=self.consults(setup), clock=p.SystemClock(), show=heard, switched=switched)
+
+    def _switched(self, model: p.Model, setup: f.Setup) -> f.ModelSetup | None:
+        """The model that a run goes on with, where it is another one or elsewhere. Raises UnknownPrice."""
+        spec, base_url, model_settings = _described(model)
+        if (spec, base_url, model_settings) == (setup.model, setup.base_url, setup.model_settings):
+            return None
+        price = self._price(model, setup.budgets, setup.policy)
+        return f.ModelSetup(model=spec, base_url=base_url, model_settings=model_settings, price=price)
 
     def _model(self, setup: f.Setup | None) -> p.Model:
         """The agent's own model; else the one the run was begun with; else the default."""
@@ -232,20 +241,21 @@ class Agent:
         """What a run is begun with: everything that its decisions depend on. Raises UnknownPrice."""
         consults = self.consults()
         tools, asks = list(consults.tools.values()), consults.asks
+        spec, base_url, model_settings = _described(model)
         return f.Setup(
             engine=ENGINE,
             seed=seed,
             agent=whole(self.name),
-            model=str(getattr(model, "spec", type(model).__name__)),
-            base_url=str(getattr(model, "base_url", "") or ""),
-            model_settings=dict(getattr(model, "settings", {}) or {}),
+            model=spec,
+            base_url=base_url,
+            model_settings=model_settings,
             instructions=whole(self.instructions),
             tools=tuple(_recorded(made) for made in (tools if asks is None else [*tools, asks])),
             ask_user=self.ask_user,
             documents=tuple(whole(document) for document in self.documents),
             validators=tuple(whole(name) for name, _ in self.validators),
             answer_schema=self.answer_schema,
-            price=self._price(model),
+            price=self._price(model, self.budgets, self.policy),
             budgets=recorded_as(self.budgets, recorded.Budgets),
             policy=recorded_as(self.policy, recorded.Policy),
             context=recorded_as(self.context, recorded.Context),
@@ -258,20 +268,25 @@ class Agent:
         made.context = Context(**asdict(context)) if context is not None else Context()
         return made.declared()
 
-    def _price(self, model: p.Model | None) -> f.Price | None:
+    def _price(self, model: p.Model | None, budgets: recorded.Budgets, policy: recorded.Policy) -> f.Price | None:
         """The price of a model that has one. Raises UnknownPrice where none is known and the budget of money leans on it."""
         if not getattr(model, "priced", False):
             return None
         from refold.runtime.prices import price_of  # the list is large, and most runs of tests and scripts need none
 
-        spec = str(getattr(model, "spec", ""))
-        price = price_of(spec, str(getattr(model, "base_url", "") or ""))
-        if price is None and self.budgets.max_cost_usd is not None and self.policy.unknown_price != "free":
+        spec, base_url, _ = _described(model)
+        price = price_of(spec, base_url)
+        if price is None and budgets.max_cost_usd is not None and policy.unknown_price != "free":
             raise UnknownPrice(
-                f"the price of {spec} is not known, so the budget of {self.budgets.max_cost_usd} USD could not be kept: "
+                f"the price of {spec} is not known, so the budget of {budgets.max_cost_usd} USD could not be kept: "
                 "count it as free with --set policy.unknown_price=free, or lift the budget with --set budgets.max_cost_usd=none"
             )
         return price
+
+
+def _described(model: p.Model | None) -> tuple[str, str, dict[str, Any]]:
+    """A model as it is recorded: its SPEC, its address, its settings."""
+    return str(getattr(model, "spec", type(model).__name__)), str(getattr(model, "base_url", "") or ""), dict(getattr(model, "settings", {}) or {})
 
 
 def _named(builder: c.Builder | None) -> str:

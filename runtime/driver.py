@@ -13,7 +13,7 @@ from refold.events import facts as f
 from refold.events.parts import CallFact
 from refold.events.storage import StoreUnavailable
 from refold.fsm.effects import AskModel, ChooseContext, Effect, Summarise, pending
-from refold.projections.run import Run
+from refold.projections.run import Run, replace
 from refold.runtime.journal import Journal, LostOwnership, this_process
 from refold.runtime.ownership import DrivenElsewhere, Ownership
 from refold.runtime.performing import Cast, Performer, note_late
@@ -105,7 +105,8 @@ class Driver:
             raise RunExists(f"there is already a run {run.id}; choose another id, or resume it")
         if run.state == "done":
             raise LostOwnership(f"run {run.id} has ended")
-        return *begin, *self._performer.cast.consults.void(run), attach(run)
+        cast = self._performer.cast
+        return *begin, *cast.consults.void(run), replace(attach(run), switched=cast.switched)
 
     async def _detach(self, why: str, known: Sequence[f.Input] = ()) -> None:
         """Let go of a run that has not ended; what effects came to meanwhile is in the same batch, so that nothing is begun any more."""

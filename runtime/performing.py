@@ -38,6 +38,8 @@ class Cast:
     consults: Consults
     clock: p.Clock
     show: Callable[[p.Part], None]
+    switched: f.ModelSetup | None = None
+    """The model, where it is another than the run had."""
 
 
 class Performer:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from refold import Agent, Budgets, Policy, Store, audit, open_store, replay, tool
+from refold import Agent, Budgets, Policy, ScriptedModel, Store, audit, open_store, replay, tool
 from refold.events import facts as f
 from refold.events.memory import MemoryLog
 from refold.events.storage import StoreUnavailable, Submission
@@ -369,6 +369,31 @@ def test_a_stream_is_cut_where_it_would_cost_more_than_there_is(monkeypatch: pyt
     run = check(store)
     assert 1_000 <= run.spent.tokens <= 1_050
     assert run.begun.price == f.Price(input="1", output="1", source="a list")
+
+
+def test_a_run_that_goes_on_with_another_model_costs_from_then_on_what_that_one_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a run of a cheap model that waits for a human
+    of = {"shop:cheap": f.Price(input="1", output="1"), "shop:dear": f.Price(input="1000", output="1000")}
+    made = ModuleType("refold.runtime.prices")
+    made.price_of = lambda spec, *_: of[spec]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    store, usage = open_store("memory:"), {"input_tokens": 90, "output_tokens": 10}
+
+    def agent(spec: str) -> Agent:
+        model = ScriptedModel([{"calls": [{"name": "ask_user", "arguments": {"question": "Which?"}}], "usage": usage}, {"text": "That.", "usage": usage}])
+        model.spec, model.priced = spec, True  # type: ignore[attr-defined]
+        return Agent(model=model)
+
+    agent("shop:cheap").run_sync("Do it.", store=store, run_id="r")
+    store.answer_sync("r", "that one")
+    # when it is resumed with a dear one
+    result = agent("shop:dear").resume_sync("r", store=store)
+    # then each response costs what its model costs, and the record names the switch
+    assert (result.status, result.usage["cost_usd"]) == ("completed", "0.1001")
+    assert [record.fact.switched for record in result.records if isinstance(record.fact, f.DriverAttached)][-1] == f.ModelSetup(
+        model="shop:dear", price=of["shop:dear"]
+    )
+    check(store)
 
 
 def test_an_unknown_price_with_a_budget_of_money_is_refused_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,10 @@ def test_B122_a_run_that_is_resumed_with_another_provider_sends_it_nothing_that_
     asked = json.dumps(wire.requests[1].json)
     assert SEALED not in asked
     assert "seen home" in asked
+    # the log says with which model the run went on
+    (switched,) = [fact.switched for record in result.records if isinstance(fact := record.fact, f.DriverAttached) and fact.switched is not None]
+    assert (switched.model, switched.base_url) == (wire.model(second).spec, wire.model(second).base_url)
+    assert result.run.begun.model == switched.model
     # and the first gets its own back, unchanged, when it goes on
     wire.says(first.text("Still so."))
     wire.agent(first, [look]).continue_run_sync(waiting.id, "Sure?", store=store)
