@@ -3,6 +3,7 @@
 They add up the records once more, by other code than the fold's, so that the two check each other.
 """
 
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from math import floor
@@ -19,6 +20,7 @@ from refold.fsm.calls import TOOL_ERRORS
 from refold.fsm.history import NONE_YET, History, Settings, Sign, Signs, broken, in_force
 from refold.fsm.repeats import NOTHING_DECIDED, decided, repeating
 from refold.projections.revisions import rules_of
+from refold.projections.run import Run
 
 MILLION: Final = 1_000_000
 
@@ -318,26 +320,27 @@ def _used_up(reason: Reason, history: History, record: Record, sums: Sums, setti
                 return f"{sums.tokens} tokens of {budgets.max_tokens}"
             if _was_the_last(history, record):
                 return f"{sums.tokens} tokens of {budgets.max_tokens}, and the last turn they allowed brought calls"
-            # What the next request would have read is in no record, so here the fold has to be asked.
-            stamp = Stamp(at=record.at, driver=record.driver)
-            return exceeded.detail if history.folded_whole and (exceeded := limits.tokens(history.run, stamp)) is not None else ""
+            return _by_the_fold(history, record, limits.tokens)
         case "max_cost_usd" if budgets.max_cost_usd is not None:
             if sums.cost_usd >= Fraction(budgets.max_cost_usd):
                 return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
             if sums.reserves and sums.price is not None and _was_the_last(history, record):
                 return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}, and the last turn they allowed brought calls"
-            stamp = Stamp(at=record.at, driver=record.driver)
-            return exceeded.detail if history.folded_whole and (exceeded := limits.cost(history.run, stamp)) is not None else ""
+            return _by_the_fold(history, record, limits.cost)
         case "timeout_s" if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
             return f"{sums.active_us} us of {budgets.timeout_s} s"
         case "window_tokens" if settings.context.window_tokens is not None:
-            # What the next request would have read is in no record, so here the fold has to be asked.
-            stamp = Stamp(at=record.at, driver=record.driver)
-            return exceeded.detail if history.folded_whole and (exceeded := limits.window(history.run, stamp)) is not None else ""
+            return _by_the_fold(history, record, limits.window)
         case "deadline" if budgets.deadline is not None and record.at >= limits.instant(budgets.deadline):
             return f"the deadline was {budgets.deadline}"
         case _:
             return ""
+
+
+def _by_the_fold(history: History, record: Record, limit: Callable[[Run, Stamp], limits.Exceeded | None]) -> str:
+    """What a limit says of the run: what its next request would have read is in no record, so here the fold has to be asked."""
+    exceeded = limit(history.run, Stamp(at=record.at, driver=record.driver)) if history.folded_whole else None
+    return exceeded.detail if exceeded is not None else ""
 
 
 def _was_the_last(history: History, record: Record) -> bool:

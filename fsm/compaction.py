@@ -17,6 +17,8 @@ SUMMARY_MAX: Final = 16_384
 """Bytes of a summary."""
 SUMMARY_MIN: Final = 256
 """A compaction whose summary could not have so many would gain too little."""
+WORDS_AROUND: Final = 4_000
+"""Bytes that the instructions of a summary take, and then some."""
 TRIES_MAX: Final = 2
 """Compactions in a row that may fail, and those for one request that cannot be made without."""
 
@@ -99,7 +101,7 @@ def _news_is_a_turn(run: Run) -> int:
 
 def _read_by_model(run: Run, replaced: int) -> int:
     """What a model that summarises reads at most, with the words around it."""
-    window, all_of_it = context.window(run), context.tokens(run, replaced + 4_000)
+    window, all_of_it = context.window(run), context.tokens(run, replaced + WORDS_AROUND)
     return all_of_it if window is None else min(all_of_it, context.compact_at(run, window))
 
 

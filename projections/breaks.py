@@ -64,7 +64,7 @@ def _goes_on(last: Run, run: Run, request: f.ModelRequested) -> bool:
     """Whether the digest proves it, without looking at what was shown before."""
     if not run.rules.chains:
         return last.bare == run.bare  # nothing else could change then
-    new = (run.entries[n].digest for n in range(len(last.entries), len(run.entries)))
+    new = (entry.digest for entry in run.entries.since(len(last.entries)))
     return not last.past.left_out and chained(last.prefix, new) == request.digest != NOTHING
 
 

@@ -4,7 +4,7 @@ Apart from the fold, because deciding, folding and making a request ask the same
 The past is a list of entries; of what is new there is everything: it is cut to its share when it is shown first, and stays as it was shown.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from refold.events import facts as f
@@ -22,10 +22,7 @@ NOTICE_BYTES: Final = 400
 
 def news(run: Run) -> tuple[Message, ...]:
     """What the next request shows for the first time, in order: the only messages whose content decisions have. Another attempt shows nothing new."""
-    shown = uncut(run)
-    for step in STEPS:
-        shown = step(run, shown)
-    return shown
+    return cut_together(run, uncut(run))
 
 
 def uncut(run: Run) -> tuple[Message, ...]:
@@ -41,9 +38,6 @@ def cut_together(run: Run, messages: Sequence[Message]) -> tuple[Message, ...]:
     room = bytes_in(run, compact_at(run, window)) - NOTICE_BYTES - past_size(run) - sum(size_of(each) for each in messages if each.role != "tool")
     share = fair_share((size_of(each) for each in messages if each.role == "tool"), max(0, room))
     return tuple(messages) if share is None else tuple(within(each, max(share, EXCERPT_MIN)) for each in messages)
-
-
-STEPS: Final[tuple[Callable[[Run, Sequence[Message]], tuple[Message, ...]], ...]] = (cut_together,)
 
 
 def cut_each(run: Run, messages: Iterable[Message]) -> tuple[Message, ...]:

@@ -12,7 +12,7 @@ from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
 from refold.projections import context, spending
 from refold.projections.messages import Message, MessageCall, assistant, encode, failure, is_repeatable, paused, quoted, told, user, visible
-from refold.projections.prefix import head, past_digest, start
+from refold.projections.prefix import past_digest, start
 from refold.projections.run import Call, Driver, Run, Turn, Write, replace
 from refold.projections.spending import active
 
@@ -136,7 +136,7 @@ def _begun(run: Run, setup: f.Setup, at: int) -> Run:
     after = replace(run, setup=setup, started_at=at, prefix=digest_of(first), size=len(first))
     if not after.rules.chains:
         return after
-    return replace(after, prefix=start(setup, bare=False), size=sum(part.size for part in head(setup, bare=False)))
+    return replace(after, prefix=start(setup, bare=False), size=context.base_size(after))
 
 
 def _continued(run: Run, fact: f.RunContinued, at: int) -> Run:

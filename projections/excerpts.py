@@ -40,7 +40,7 @@ def within(message: Message, limit: int) -> Message:
     longest = _excerpt(message, "", _left_out(text, len(text), len(text)), "")
     room = max(0, max(limit, EXCERPT_MIN) - size_of(longest))
     begun = fitting(text, 0, room * 2 // 3)
-    ends = fitting_end(text, room - _encoded(text[:begun]), begun)
+    ends = fitting_end(text, room - json_size(text[:begun]), begun)
     return _excerpt(message, text[:begun], _left_out(text, begun, ends - begun), text[ends:])
 
 
@@ -57,7 +57,7 @@ def fitting(text: str, start: int, room: int) -> int:
     low, high = start, min(len(text), start + room)  # a character takes a byte or more
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if _encoded(text[start:middle]) <= room else (low, middle - 1)
+        low, high = (middle, high) if json_size(text[start:middle]) <= room else (low, middle - 1)
     return low
 
 
@@ -66,11 +66,11 @@ def fitting_end(text: str, room: int, after: int) -> int:
     low, high = max(after, len(text) - room), len(text)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _encoded(text[middle:]) <= room else (middle + 1, high)
+        low, high = (low, middle) if json_size(text[middle:]) <= room else (middle + 1, high)
     return low
 
 
-def _encoded(text: str) -> int:
+def json_size(text: str) -> int:
     """Bytes of a text inside a JSON string."""
     return len(encode(text)) - 2
 

@@ -59,7 +59,7 @@ def next_digest(run: Run, news: Iterable[Message], *, bare: bool) -> Digest:
 
 
 def past_digest(run: Run, *, bare: bool) -> Digest:
-    """The chain of what the next request shows of the past: that of the last one, where nothing of it is left out now or was then."""
+    """The chain of what the next request shows of the past: the one that is kept, where nothing is left out and the tools are as they were."""
     if bare == run.bare and not run.past.left_out:
         return run.prefix
     return chained(start(run.begun, bare=bare), (entry.digest for entry in run.shown_entries()))

@@ -212,11 +212,11 @@ class Run(_Struct, frozen=True, kw_only=True):
     unheard: tuple[str, ...] = ()
     """What the user said since; shown behind the results."""
     prefix: Digest = NOTHING
-    """The digest of the last request: of everything it showed."""
+    """The digest of what is retained of the past: of everything that the last request showed, but for what gave way, or was left out of it alone."""
     bare: bool = False
-    """Whether that showed no tools."""
+    """Whether the last request showed no tools."""
     size: int = 0
-    """Bytes of instructions, tools and all messages that were shown, as they were estimated."""
+    """Bytes of instructions, tools and everything that is retained of the past, as they were estimated."""
     entries: Growing[Entry] = msgspec.field(default_factory=Growing)
     past: Past = Past()
     spent: Spent = Spent()

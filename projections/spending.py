@@ -12,16 +12,14 @@ from refold.projections.run import Measured, Run, Spent, Streaming, Tokens, repl
 
 def settled(run: Run, usage: f.Usage | None, unreported: f.Usage | None, elapsed_us: int, size: int) -> Run:
     """A response has ended: what was reported of it, and apart from that what is estimated; all of it where nothing was said, by its `size` in bytes."""
-    spent = active(_before(run), elapsed_us)
+    spent = active(_streaming(run).before, elapsed_us)
     if run.rules.settles and usage is not None and size and not (usage.input_tokens or usage.output_tokens or usage.cost_usd is not None):
         usage = None  # nothing is said for nothing: a provider that reports so did not count
     if usage is None and unreported is None:
         unreported = f.Usage(input_tokens=_asked_tokens(run), output_tokens=tokens_of(size), estimated=True)
         if not run.rules.settles:  # an estimate had no price then
             return replace(run, spent=replace(spent, estimated=_plus(spent.estimated, unreported)))
-    for each in (usage, unreported):
-        spent = _with(run, spent, each) if each is not None else spent
-    after = replace(run, spent=spent, streaming=None)
+    after = replace(run, spent=_with(run, _with(run, spent, usage), unreported), streaming=None)
     if not run.rules.reserves or usage is None or usage.estimated or usage.input_tokens < 1:
         return after
     return replace(after, measured=Measured(size=past_size(run), tokens=usage.input_tokens))
@@ -29,29 +27,26 @@ def settled(run: Run, usage: f.Usage | None, unreported: f.Usage | None, elapsed
 
 def used(run: Run, usage: f.Usage | None, unreported: f.Usage | None, elapsed_us: int) -> Run:
     """What a request beside those of the turns took: what was reported of it, and apart from that what is estimated."""
-    spent = active(run.spent, elapsed_us)
-    for each in (usage, unreported):
-        spent = _with(run, spent, each) if each is not None else spent
-    return replace(run, spent=spent)
+    return replace(run, spent=_with(run, _with(run, active(run.spent, elapsed_us), usage), unreported))
 
 
 def reported(run: Run, usage: f.Usage) -> Run:
     """A report on the way: totals of the open response, which take the place of those before."""
-    streaming = run.streaming or Streaming(before=run.spent)
+    streaming = _streaming(run)
     return replace(run, spent=_with(run, streaming.before, usage), streaming=replace(streaming, usage=usage, since=0))
 
 
 def checkpointed(run: Run, fact: f.StreamCheckpointed) -> Run:
     """More of the open response was written down."""
     size = said_in(fact)
-    streaming = run.streaming or Streaming(before=run.spent)
+    streaming = _streaming(run)
     after = replace(run, streaming=replace(streaming, size=streaming.size + size, since=streaming.since + size))
     return reported(after, fact.usage) if fact.usage is not None else after
 
 
 def lost(run: Run) -> Run:
     """The process of the open request is gone: what it is known to have used, and that is an estimate."""
-    streaming = run.streaming or Streaming(before=run.spent)
+    streaming = _streaming(run)
     known = streaming.usage or f.Usage()
     estimate = replace(
         known,
@@ -86,16 +81,18 @@ def active(spent: Spent, elapsed_us: int) -> Spent:
     return replace(spent, active_us=spent.active_us + elapsed_us) if elapsed_us else spent
 
 
-def _before(run: Run) -> Spent:
-    """What was spent without the open response."""
-    return run.streaming.before if run.streaming is not None else run.spent
+def _streaming(run: Run) -> Streaming:
+    """What is known of the open response."""
+    return run.streaming or Streaming(before=run.spent)
 
 
 def _asked_tokens(run: Run) -> int:
     return run.request.estimated_input_tokens if run.request is not None else 0
 
 
-def _with(run: Run, spent: Spent, usage: f.Usage) -> Spent:
+def _with(run: Run, spent: Spent, usage: f.Usage | None) -> Spent:
+    if usage is None:
+        return spent
     cost = usage.cost_usd if usage.cost_usd is not None else priced(usage, run.begun.price)
     cost = money.add(spent.cost_usd, cost) if cost != "0" else spent.cost_usd
     if usage.estimated:

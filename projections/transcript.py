@@ -11,11 +11,9 @@ from refold.events.chain import digest_of
 from refold.events.facts import ContextChosen, ContextCompacted, Fact, ModelRequested, Note, NoteStored
 from refold.events.words import Digest
 from refold.projections import context
-from refold.projections.messages import Message, MessageCall, encode, user
+from refold.projections.messages import Message, encode, user
 from refold.projections.prefix import HISTORY, chained, start
 from refold.projections.run import Entry, Run
-
-__all__ = ["Kept", "Message", "MessageCall", "Transcript", "said", "waiting"]
 
 
 def said(before: Run, fact: Fact, after: Run) -> tuple[Message, ...]:

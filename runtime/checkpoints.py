@@ -11,7 +11,7 @@ from typing import Final
 from refold.events import facts as f
 from refold.events.words import CallId
 from refold.runtime import ports as p
-from refold.runtime.metering import usage_of
+from refold.runtime.metering import usage_of, utf8_size
 from refold.runtime.text import whole
 
 INTERVAL_S: Final = 2.0
@@ -93,7 +93,7 @@ class Checkpoints:
 
     def _more(self, pieces: list[str], text: str) -> None:
         pieces.append(text)
-        self._bytes += len(text.encode("utf-8", "replace"))
+        self._bytes += utf8_size(text)
         self._soon()
 
     def _soon(self) -> None:

@@ -3,18 +3,15 @@
 Apart from the turns' requests, because nothing that this one brings is acted on: it becomes a summary, or the reason why there is none. Pure functions.
 """
 
-from typing import Final
-
 from refold.events import facts as f
+from refold.fsm.compaction import WORDS_AROUND
 from refold.projections import context
 from refold.projections.excerpts import READ_RESULT
 from refold.projections.messages import tokens_of, user
 from refold.projections.run import Run
 from refold.projections.transcript import Transcript
 from refold.runtime import ports as p, summaries
-
-WORDS_AROUND: Final = 4_000
-"""Bytes that the instructions of a summary take, and then some."""
+from refold.runtime.metering import utf8_size
 
 
 def extracted(asked: f.SummaryRequested, run: Run, transcript: Transcript) -> f.ContextCompacted:
@@ -88,5 +85,5 @@ def _error(said: f.ModelOutput | f.ModelFailed) -> str:
 
 
 def _estimated(request: p.Request, text: str) -> f.Usage:
-    read = sum(len(message.text.encode("utf-8", "replace")) for message in request.messages) + len(request.instructions)
-    return f.Usage(input_tokens=tokens_of(read), output_tokens=tokens_of(len(text.encode("utf-8", "replace"))), estimated=True)
+    read = sum(map(utf8_size, (request.instructions, *(message.text for message in request.messages))))
+    return f.Usage(input_tokens=tokens_of(read), output_tokens=tokens_of(utf8_size(text)), estimated=True)

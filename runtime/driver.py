@@ -117,7 +117,7 @@ class Driver:
         """Perform everything that is pending; each outcome is appended when it happens."""
         while effects := pending(self.journal.run):
             if not self._ownership.check():
-                raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
+                raise _elsewhere(self.journal.run)
             if self._stopping():  # whoever was told so is about to cancel this task, or the run
                 await asyncio.wait({self._stop}, timeout=WATCH_S)
                 self._notice()
@@ -138,7 +138,7 @@ class Driver:
         self._appending = True
         try:
             if not self._ownership.held:
-                raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
+                raise _elsewhere(self.journal.run)
             await self.journal.command(lambda run: [_in_time(run, fact) for fact in facts], epoch=self._epoch)
         except LostOwnership:
             for fact in facts:
@@ -153,7 +153,7 @@ class Driver:
     async def _append_beside(self, facts: Sequence[f.Input]) -> None:
         """Append what is known of an effect that goes on; meanwhile nothing else is appended or read."""
         if not self._ownership.held:
-            raise LostOwnership(f"run {self.journal.run.id} may be driven by somebody else by now")
+            raise _elsewhere(self.journal.run)
         self._appending = True
         try:
             await self.journal.command(lambda _run: facts, epoch=self._epoch, beside=True)
@@ -203,6 +203,10 @@ class Parked:
             self.known = [fact for fact in facts if isinstance(fact, CallFact)]
             raise asyncio.CancelledError
         return facts
+
+
+def _elsewhere(run: Run) -> LostOwnership:
+    return LostOwnership(f"run {run.id} may be driven by somebody else by now")
 
 
 def _in_time(run: Run, fact: f.Input) -> f.Input:

@@ -20,6 +20,7 @@ from refold.events.storage import Conflict, Log, Row, StoreUnavailable
 from refold.events.words import Digest, RunId
 from refold.fsm.decide import Batch, decide, written
 from refold.fsm.machine import empty, step
+from refold.projections.excerpts import size_of
 from refold.projections.messages import Message, encode
 from refold.projections.prefix import chained, entry_of
 from refold.projections.run import Run, replace
@@ -206,7 +207,7 @@ def continuation(log: Log, parent: Run, message: str, setup: f.Setup) -> f.RunCo
         goal=message or parent.goal,
         message=message,
         transcript=digest_of_transcript(messages),
-        size=sum(len(encode(said)) for said in messages),
+        size=sum(map(size_of, messages)),
         shown=tuple(_block(position, block) for position, block in blocks) if setup.context is not None else (),
         sources=tuple(parent.sources.keys()),
         setup=setup,
@@ -242,14 +243,14 @@ def loader(log: Log, run_id: str, *, many: bool) -> Load:
 
 async def _settled(future: "Future[None]") -> None:
     """Wait until a submitted append is stored or refused, also when cancelled meanwhile: the cancellation is then met at the next await."""
-    waiting = asyncio.wrap_future(future)
-    while not waiting.done():
+    stored = asyncio.wrap_future(future)
+    while not stored.done():
         try:
-            await asyncio.shield(waiting)
+            await asyncio.shield(stored)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None:  # also where it was stored in the same moment: then the callback comes at once
-                waiting.add_done_callback(lambda _, task=task: task.cancel())  # type: ignore[misc]
+                stored.add_done_callback(lambda _, task=task: task.cancel())  # type: ignore[misc]
         except Exception:  # noqa: BLE001 - the caller asks the future itself
             return
 

@@ -100,7 +100,7 @@ class Feed:
         """Whether a timer will ring it."""
         self.closed = False
         """Whether the driver is done."""
-        self.begun = False
+        self.spoke = False
         """Whether it has said anything."""
 
     # -- the driver's side
@@ -111,7 +111,7 @@ class Feed:
 
     def __call__(self, what: Shown) -> None:
         with self._lock:
-            self.begun = True
+            self.spoke = True
             if isinstance(what, Record):
                 self._record(what)
             else:
@@ -269,7 +269,7 @@ class Live:
         """Of who drives a run here; of several the newest that has said something, since who only tries to drive may be refused."""
         with self._lock:
             feeds = self._feeds.get(run_id, ())
-            return next((feed for feed in reversed(feeds) if feed.begun), feeds[-1] if feeds else None)
+            return next((feed for feed in reversed(feeds) if feed.spoke), feeds[-1] if feeds else None)
 
 
 class _Bell:

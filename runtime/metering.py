@@ -44,12 +44,12 @@ class Meter:
         self.begun = True
         match part:
             case p.TextDelta(text=text) | p.ReasoningDelta(text=text) | p.Refusal(text=text):
-                self._since += _size(text)
+                self._since += utf8_size(text)
             case p.ArgumentsDelta(index=index, text=text):
                 self._pieces.add(index)
-                self._since += _size(text)
+                self._since += utf8_size(text)
             case p.ToolCallReady(index=index, arguments=text) if index not in self._pieces:
-                self._since += _size(text)
+                self._since += utf8_size(text)
             case p.UsageUpdated():
                 self._reported, self._since = usage_of(part), 0
                 self._limit, self._room = self._allowed()
@@ -97,5 +97,6 @@ def usage_of(part: p.UsageUpdated) -> f.Usage:
     )
 
 
-def _size(text: str) -> int:
+def utf8_size(text: str) -> int:
+    """Bytes of a text."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Performs one effect and gives the input facts that it came to: a request, a call of a tool, a question to a tool about a call in doubt.
+"""Performs one effect and gives the input facts that it came to: a request, what it shows, a summary, a call of a tool, a question to a tool about a call in doubt.
 
 Apart from the driver, which only knows that effects end in facts; everything that touches model and tools is here.
 """

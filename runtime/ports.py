@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from refold.events.words import StopReason
-from refold.projections.transcript import Message
+from refold.projections.messages import Message
 
 BASE32: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 

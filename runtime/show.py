@@ -61,7 +61,11 @@ def prompt(store: Store, run_id: str, at: int | None = None) -> Prompt:
         raise NoSuchPosition(f"run {run_id} has no position {upto}: it has {first} to {last}")
     known = [record for record in records if record.position <= upto]
     begun = records[0].fact
-    view = View(known, inherited(store.log, begun) if isinstance(begun, f.RunContinued) else None)
+
+    def viewed() -> View:
+        return View(known, inherited(store.log, begun) if isinstance(begun, f.RunContinued) else None)
+
+    view = viewed()
     if view.run.past.asked is not None and view.run.past.asked.number is not None:
         return Prompt(compacting.request_of(view.run.past.asked, view.run, view.transcript), view.run.past.asked.digest)
     if known[-1].target != "streaming_model":
@@ -69,7 +73,7 @@ def prompt(store: Store, run_id: str, at: int | None = None) -> Prompt:
         raise NoPrompt(f"no request is open at position {upto} of run {run_id}; requests were made at {made}: give one with --at")
     while not isinstance(known[-1].fact, f.ModelRequested):  # what came since says nothing of what was asked
         known.pop()
-    return _prompt(View(known, inherited(store.log, begun) if isinstance(begun, f.RunContinued) else None))
+    return _prompt(viewed())
 
 
 def _prompt(view: "View") -> Prompt:

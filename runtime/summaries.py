@@ -8,7 +8,7 @@ from typing import Final
 
 from refold.events import facts as f
 from refold.projections.context import summary_message
-from refold.projections.excerpts import READ_RESULT, fair_share, fitting, fitting_end, handle_of, size_of, text_of
+from refold.projections.excerpts import READ_RESULT, fair_share, fitting, fitting_end, handle_of, json_size, size_of, text_of
 from refold.projections.messages import Message, encode
 
 SUMMARISE: Final = (
@@ -36,15 +36,15 @@ def extract(backwards: Iterable[Message], notes: Sequence[f.Note], before: str, 
     earlier = before.partition(f"\n{NOTES}")[0].removeprefix(INTRODUCTION).strip()
     room = _room(bytes_max)
     noted = _latest(NOTES, map(_noted, reversed(notes)), room // 2)
-    earlier = _cut(earlier, (room - _bytes(noted)) // 2)
-    done = _latest(STEPS, _steps(backwards, readable=readable), room - _bytes(noted) - _bytes(earlier))
+    earlier = _cut(earlier, (room - json_size(noted)) // 2)
+    done = _latest(STEPS, _steps(backwards, readable=readable), room - json_size(noted) - json_size(earlier))
     return _joined(INTRODUCTION, earlier, done, noted)
 
 
 def told(summary: str, notes: Sequence[f.Note], bytes_max: int) -> str:
     """A model's summary as requests show it, with the notes word for word, in at most `bytes_max` as a message."""
     noted = _latest(NOTES, map(_noted, reversed(notes)), _room(bytes_max) // 2)
-    return _joined(INTRODUCTION, _cut(summary.strip(), _room(bytes_max) - _bytes(noted)), noted)
+    return _joined(INTRODUCTION, _cut(summary.strip(), _room(bytes_max) - json_size(noted)), noted)
 
 
 def in_place_of(turns: int, notes: Sequence[f.Note], bytes_max: int) -> str:
@@ -57,16 +57,16 @@ def record(messages: Sequence[Message], before: str, bytes_max: int) -> str:
     """What a model that summarises reads, in at most `bytes_max`: the summary before and every message as JSON, long ones by their beginning and end."""
     lines = ([encode({"summary": before}).decode()] if before else []) + [encode(message).decode() for message in messages]
     lines = lines[-max(1, bytes_max // RECORD_LINE_MIN) :]
-    share = fair_share((_bytes(line) + 2 for line in lines), bytes_max)
+    share = fair_share((json_size(line) + 2 for line in lines), bytes_max)
     return "\n".join(lines if share is None else (_ends(line, share - 2) for line in lines))
 
 
 def _ends(line: str, room: int) -> str:
     """A line by its beginning and its end."""
-    if _bytes(line) <= room:
+    if json_size(line) <= room:
         return line
     begun = fitting(line, 0, max(0, room - 5) * 2 // 3)
-    return f"{line[:begun]} ... {line[fitting_end(line, max(0, room - 5 - _bytes(line[:begun])), begun) :]}"
+    return f"{line[:begun]} ... {line[fitting_end(line, max(0, room - 5 - json_size(line[:begun])), begun) :]}"
 
 
 # -- the lines of a summary
@@ -109,10 +109,10 @@ def _one_line(text: str, most: int) -> str:
 
 def _latest(title: str, backwards: Iterable[str], room: int) -> str:
     """As many of the latest lines as fit, in their order, under a title; nothing where not one does."""
-    left = room - _bytes(title) - _bytes(LEFT_OUT) - 4
+    left = room - json_size(title) - json_size(LEFT_OUT) - 4
     taken: list[str] = []
     for line in backwards:
-        left -= _bytes(line) + 2
+        left -= json_size(line) + 2
         if left < 0:
             return _joined(title, LEFT_OUT, *reversed(taken)) if taken else ""
         taken.append(line)
@@ -121,7 +121,7 @@ def _latest(title: str, backwards: Iterable[str], room: int) -> str:
 
 def _cut(text: str, room: int) -> str:
     """A text by its beginning, where it is too long."""
-    return text if _bytes(text) <= room else f"{text[: fitting(text, 0, max(0, room - 4))]} ..." if room > 4 else ""
+    return text if json_size(text) <= room else f"{text[: fitting(text, 0, max(0, room - 4))]} ..." if room > 4 else ""
 
 
 def _joined(*parts: str) -> str:
@@ -131,8 +131,3 @@ def _joined(*parts: str) -> str:
 def _room(bytes_max: int) -> int:
     """What a summary may hold beside its introduction and the line feeds between its parts."""
     return max(0, bytes_max - size_of(summary_message(INTRODUCTION)) - 8)
-
-
-def _bytes(text: str) -> int:
-    """Bytes of a text as JSON."""
-    return len(encode(text)) - 2

@@ -108,6 +108,7 @@ def _reported(usage: f.Usage | None) -> list[Parts]:
             cached_input_tokens=usage.cached_input_tokens,
             cache_write_tokens=usage.cache_write_tokens,
             reasoning_tokens=usage.reasoning_tokens,
+            reasoning_beside=usage.reasoning_beside,
             cost_usd=usage.cost_usd,
         )
     ]
@@ -127,4 +128,13 @@ class Recorded:
         for part in answer.parts:
             yield part
         if (error := answer.error) is not None:
-            raise p.ModelError(error.type, error.message, retryable=error.retryable, retry_after_s=error.retry_after_s, http_status=error.http_status)
+            raise p.ModelError(
+                error.type,
+                error.message,
+                retryable=error.retryable,
+                code=error.code,
+                retry_after_s=error.retry_after_s,
+                http_status=error.http_status,
+                mid_stream=error.mid_stream,
+                overflow=error.overflow,
+            )

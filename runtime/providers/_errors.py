@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from refold.runtime.ports import ModelError
+from refold.runtime.providers._sse import TooLong
 
 MESSAGE_MAX: Final = 1_000
 """Characters of a provider's own message that are kept."""
@@ -213,7 +214,7 @@ def _unreached(error: Exception, names: set[str], origin: Origin, mid_stream: bo
         line = f"no secure connection to {origin.base_url}: {deepest}; check the address (https or http?) and its certificate"
     elif every & {"UnsupportedProtocol", "InvalidURL", "LocalProtocolError", "UnicodeEncodeError"}:
         word, retryable, line = "invalid_request", False, f"the request to {origin.base_url} could not be sent: {deepest}; check --base-url"
-    elif "TooLong" in names:
+    elif isinstance(error, TooLong):
         word, retryable, line = "protocol", False, f"{origin.base_url} sent {deepest}"
     elif mid_stream:
         word, retryable, line = "connection", True, f"the connection to {origin.base_url} broke while the model answered: {deepest}"

@@ -23,7 +23,7 @@ NAMELESS: Final = "unnamed"
 MARK_CHARACTERS: Final = 16
 SHORT_ID: Final = 9
 CLIPPED: Final = "(The conversation goes on.)"
-"""What stands before a history that does not begin with the user."""
+"""What stands before a history that does not begin with the user, and behind one that ends with the model's own words."""
 
 
 def prepared(messages: Iterable[Message], legal_id: re.Pattern[str]) -> list[Message]:

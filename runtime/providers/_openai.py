@@ -17,6 +17,8 @@ WHOLE: Final = "(the whole reply)"
 """The name of the one event that a reply is which was not streamed."""
 DONE: Final = "[DONE]"
 """The end marker of a stream."""
+NEED_TOOLS: Final = ("tool_choice", "parallel_tool_calls")
+"""Fields that servers refuse in a request without tools."""
 SSE_FIELDS: Final = ("data:", "event:", "id:", "retry:", ":")
 
 Api = Literal["chat", "responses"]

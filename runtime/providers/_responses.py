@@ -14,14 +14,13 @@ from refold.projections.messages import Message
 from refold.runtime import ports as p
 from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._errors import Origin, reported
-from refold.runtime.providers._openai import DONE, WHOLE, Connection
+from refold.runtime.providers._openai import DONE, NEED_TOOLS, WHOLE, Connection
 from refold.runtime.providers._stops import BROKEN, meaning
 from refold.runtime.providers._usage import cost_usd, count, is_beside
 
 LEGAL_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 RESERVED: Final = frozenset({"model", "input", "instructions", "tools", "messages", "previous_response_id", "conversation", "background"})
 LIMIT: Final = "max_output_tokens"
-NEED_TOOLS: Final = ("tool_choice", "parallel_tool_calls")
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 CALLS: Final = ("function_call", "custom_tool_call")
 
@@ -190,7 +189,7 @@ class ResponsesReply:
                 if phase := final.get("phase"):
                     yield self._kept({"type": "message", "phase": phase}, item)
                 yield from self._message(item, final)
-            case "function_call" | "custom_tool_call":
+            case kind if kind in CALLS:
                 sent = final.get("arguments", final.get("input"))
                 text = sent if isinstance(sent, str) else json.dumps(sent, ensure_ascii=False) if sent else ""
                 yield p.ToolCallReady(index=item.index, name=item.name, arguments=text or "".join(item.arguments), id=item.id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from refold.runtime import ports as p
 from refold.runtime.providers import _settings
-from refold.runtime.providers._errors import Origin, no_reply, reported, translated
+from refold.runtime.providers._errors import Origin, masked, no_reply, reported, translated
 from refold.runtime.providers._messages import Broken, Reader, body_of
 from refold.runtime.providers._sse import Event, events
 
@@ -55,9 +55,9 @@ class Anthropic:
                 async for part in parts:
                     yield part
         except Broken as broken:
-            raise p.ModelError("protocol", str(broken), code=broken.code, retryable=True, mid_stream=reader.began) from None
+            raise p.ModelError("protocol", masked(str(broken), self._origin.key), code=broken.code, retryable=True, mid_stream=reader.began) from None
         except (KeyError, TypeError, AttributeError) as odd:
-            why = f"the response does not have the form of this API: {odd!r}"
+            why = masked(f"the response does not have the form of this API: {odd!r}", self._origin.key)
             raise p.ModelError("protocol", why, code="form", retryable=True, mid_stream=reader.began) from None
         except Exception as error:  # noqa: BLE001 - the SDK lets through what the HTTP client below it raises
             # Not chained: an SDK's exception holds the request, and with it the key.

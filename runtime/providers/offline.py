@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from refold.projections.transcript import Message
+from refold.projections.messages import Message
 from refold.runtime.ports import Finished, Model, Part, Request, TextDelta, ToolCallReady
 from refold.runtime.reading.compare import Comparison, Pair, find_pair
 from refold.runtime.reading.fields import answer_from_fields

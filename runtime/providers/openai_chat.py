@@ -16,7 +16,7 @@ from refold.runtime.ports import ModelError, Part, Request
 from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._chat import ChatReply, returned
 from refold.runtime.providers._errors import Origin
-from refold.runtime.providers._openai import DONE, Connection
+from refold.runtime.providers._openai import DONE, NEED_TOOLS, Connection
 from refold.runtime.providers._sse import Event
 
 KIND: Final = "openai-chat"
@@ -27,7 +27,6 @@ OPENAI: Final = ("api.openai.com", "openai.azure.com")
 """Where OpenAI's own models are, which know fields that others refuse."""
 RESERVED: Final = frozenset({"model", "messages", "tools", "functions"})
 LIMITS: Final = ("max_completion_tokens", "max_tokens")
-NEED_TOOLS: Final = ("tool_choice", "parallel_tool_calls")
 LEGAL_ID: Final = re.compile(r"[\x21-\x7e]{1,512}")
 """Some servers hide what they want back in long ids, so whatever they gave is kept."""
 MISTRAL_ID: Final = re.compile(r"[a-zA-Z0-9]{9}")

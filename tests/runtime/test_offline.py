@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.projections.transcript import Message, MessageCall
+from refold.projections.messages import Message, MessageCall
 from refold.runtime.ports import Finished, Part, Request, TextDelta, ToolCallReady
 from refold.runtime.providers.offline import NO_ANSWER, OfflineModel
 from refold.runtime.research import research_tools
