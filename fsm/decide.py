@@ -167,6 +167,14 @@ def _failed(run: Run) -> f.Derived:
     return f.RetryScheduled(attempt=attempt + 1, delay_us=delay_us, because=f"{error.type}: {error.message}")
 
 
+def _given_up(run: Run, error: f.ErrorInfo) -> str:
+    """Why a provider that failed is not asked again."""
+    most_s = run.policy.max_retry_wait_s
+    if run.rules.tells_wait and error.retry_after_s is not None and run.spent.retry_wait_us + limits.micros(error.retry_after_s) > limits.micros(most_s):
+        return f"the provider asks to be waited for longer than policy.max_retry_wait_s={most_s} allows ({error.retry_after_s} s), with {error.type}: {error.message}"
+    return f"the provider failed until its attempts were used up, the last time with {error.type}: {error.message}"
+
+
 def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
     """The same request again: under its own number where it was lost with its process, under the next where it failed."""
     assert run.request is not None
@@ -191,11 +199,7 @@ def _injecting(run: Run, stamp: Stamp) -> f.Derived | None:
         return answers.cancelled(run.cancel)
     closed = run.open.closed if run.open is not None else None
     if run.failure is not None:
-        error = run.failure.error
-        return f.RunFailed(
-            reason="max_provider_retries",
-            detail=f"the provider failed until its attempts were used up, the last time with {error.type}: {error.message}",
-        )
+        return f.RunFailed(reason="max_provider_retries", detail=_given_up(run, run.failure.error))
     if isinstance(closed, f.FinalRejected) and closed.because == "validator_failed":
         return f.RunFailed(reason="validator", detail="; ".join(closed.complaints))
     errors = run.spent.model_errors

@@ -20,11 +20,16 @@ class Rules(NamedTuple):
     """What a response that was cut by us said is marked as interrupted, and goes back without what only its provider can read."""
     tells_overflow: bool = False
     """A request that was longer than the model's window ends the run in those words."""
+    tells_wait: bool = False
+    """A provider that is not asked again because it wants to be waited for too long is said to want that."""
     tells_begun: bool = False
     """A call that is closed although a lost process had begun it is not said to have never run."""
 
 
-RULES: Final[Mapping[int, Rules]] = {1: Rules(), 2: Rules(reserves=True, settles=True, chains=True, marks=True, tells_overflow=True, tells_begun=True)}
+RULES: Final[Mapping[int, Rules]] = {
+    1: Rules(),
+    2: Rules(reserves=True, settles=True, chains=True, marks=True, tells_overflow=True, tells_wait=True, tells_begun=True),
+}
 SUPPORTED: Final = frozenset(RULES)
 ENGINE: Final = max(RULES)
 """The rules under which new runs begin."""

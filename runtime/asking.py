@@ -88,8 +88,8 @@ class _Stream:
             taking.exception()  # of a stream that was given up nobody else asks
 
 
-GOES_ON: Final = (p.TextDelta, p.ReasoningDelta, p.Refusal, p.ArgumentsDelta, p.ToolCallOpened, p.ToolCallReady, p.UsageUpdated)
-"""Parts with which a stream takes more; at the end of one that is complete comes none of them behind the report that it went too far."""
+GOES_ON: Final = (p.TextDelta, p.ReasoningDelta, p.Refusal, p.ArgumentsDelta, p.ToolCallOpened, p.ToolCallReady)
+"""Parts with which a stream takes more. A report is not one of them: it is booked when it comes, and may say that there is room after all."""
 
 
 async def _closed(close: Callable[[], Any]) -> None:

@@ -371,6 +371,16 @@ def test_a_stream_is_cut_where_it_would_cost_more_than_there_is(monkeypatch: pyt
     assert run.begun.price == f.Price(input="1", output="1", source="a list")
 
 
+def test_a_report_that_comes_behind_a_long_text_is_booked_before_it_is_judged() -> None:
+    # given a text that is more than the budget by the estimate, and a report that says how few tokens it was
+    reported = p.UsageUpdated(input_tokens=10, output_tokens=500)
+    model = Streams([p.TextDelta(text="    return x\n" * 1_000), reported, p.Finished(stop_reason="stop")])
+    # when
+    result = Agent(model=model, budgets=Budgets(max_tokens=3_000)).run_sync("Do it.", store=open_store("memory:"))
+    # then
+    assert (result.status, result.usage["reported"]["output_tokens"], result.usage["estimated"]["output_tokens"]) == ("completed", 500, 0)
+
+
 def test_a_run_that_goes_on_with_another_model_costs_from_then_on_what_that_one_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a run of a cheap model that waits for a human
     of = {"shop:cheap": f.Price(input="1", output="1"), "shop:dear": f.Price(input="1000", output="1000")}

@@ -64,6 +64,13 @@ def test_B101_an_error_that_may_pass_is_tried_again_up_to_the_limit(stage, statu
     assert (result.status, result.answer, result.turns) == ("completed", "done", 1)
 
 
+def test_B101_a_provider_that_asks_for_more_patience_than_there_is_says_how_much_it_wanted(stage):
+    turns = [{"error": {"type": "rate_limit", "message": "slow down", "retryable": True, "retry_after_s": 1_000}}]
+    result = stage.play(turns)
+    assert (result.status, result.reason) == ("failed", "max_provider_retries")
+    assert "longer than policy.max_retry_wait_s=120 allows (1000 s), with rate_limit: slow down" in result.run.detail
+
+
 def test_B101_a_provider_that_asks_for_more_patience_than_there_is_ends_the_run(stage):
     # given a provider that wants an hour
     turns = [{"error": {"type": "overloaded", "message": "later", "retryable": True, "retry_after_s": 3600}}] * 3
