@@ -171,7 +171,7 @@ def _given_up(run: Run, error: f.ErrorInfo) -> str:
     """Why a provider that failed is not asked again."""
     most_s = run.policy.max_retry_wait_s
     if run.rules.tells_wait and error.retry_after_s is not None and run.spent.retry_wait_us + limits.micros(error.retry_after_s) > limits.micros(most_s):
-        return f"the provider asks to be waited for longer than policy.max_retry_wait_s={most_s} allows ({error.retry_after_s} s), with {error.type}: {error.message}"
+        return f"the provider asks to be waited for longer than policy.max_retry_wait_s={most_s} allows ({round(error.retry_after_s)} s), with {error.type}: {error.message}"
     return f"the provider failed until its attempts were used up, the last time with {error.type}: {error.message}"
 
 
