@@ -32,6 +32,8 @@ class Checkpoints:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, p.ToolCallOpened] = {}
+        self._places: dict[int, int] = {}
+        """Index to place: calls are counted as they are opened, as in the response that they will be of."""
         self._arguments: dict[int, list[str]] = {}
         self._in_pieces: set[int] = set()
         self._bytes = 0
@@ -52,13 +54,13 @@ class Checkpoints:
                 self._more(self._reasoning, text)
             case p.ToolCallOpened(index=index):
                 self._calls[index] = part
-                self._more(self._arguments.setdefault(index, []), "")
+                self._argue(index, "")
             case p.ArgumentsDelta(index=index, text=text):
                 self._in_pieces.add(index)
-                self._more(self._arguments.setdefault(index, []), text)
+                self._argue(index, text)
             case p.ToolCallReady(index=index, name=name, arguments=text, id=provider_id) if index not in self._in_pieces:
                 self._calls[index] = p.ToolCallOpened(index=index, name=name, id=provider_id)
-                self._more(self._arguments.setdefault(index, []), text)
+                self._argue(index, text)
             case p.UsageUpdated():
                 self._usage = usage_of(part)
                 self._soon()
@@ -90,6 +92,11 @@ class Checkpoints:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _argue(self, index: int, text: str) -> None:
+        """More of the arguments of one call."""
+        self._places.setdefault(index, len(self._places) + 1)
+        self._more(self._arguments.setdefault(index, []), text)
 
     def _more(self, pieces: list[str], text: str) -> None:
         pieces.append(text)
@@ -133,15 +140,14 @@ class Checkpoints:
 
     def _pieces(self) -> tuple[f.ProposedCall, ...]:
         """What came of calls, each by its place among those that were opened."""
-        places = {index: n for n, index in enumerate(sorted(self._calls.keys() | self._arguments.keys()), 1)}
         return tuple(
             f.ProposedCall(
-                id=CallId(f"t{self._turn}.{places[index]}"),
+                id=CallId(f"t{self._turn}.{self._places[index]}"),
                 name=whole(call.name) if (call := self._calls.get(index)) is not None else "",
                 arguments_text=_joined(pieces),
                 provider_id=whole(call.id) if call is not None else "",
             )
-            for index, pieces in sorted(self._arguments.items())
+            for index, pieces in sorted(self._arguments.items(), key=lambda item: self._places[item[0]])
         )
 
     def _written_or_broken(self, writing: "asyncio.Task[None]") -> None:

@@ -289,6 +289,23 @@ def test_a_run_that_is_parked_in_the_middle_of_a_stream_keeps_what_came() -> Non
     assert (spent.estimated.input_tokens >= 700, spent.estimated.output_tokens >= 2) == (True, True)
 
 
+def test_a_call_has_the_same_id_in_every_checkpoint_and_in_the_end_whatever_its_index() -> None:
+    # given a stream that opens its calls out of the order of their indexes, each long enough for a checkpoint
+    def call(index: int, name: str) -> list[p.Part]:
+        text = f'{{"text": "{"x" * checkpoints.BYTES}"}}'
+        return [p.ToolCallOpened(index=index, name=name, id=name), p.ArgumentsDelta(index=index, text=text)]
+
+    store = open_store("memory:")
+    turn = [*call(1, "first"), *call(0, "second"), p.Finished(stop_reason="tool_calls")]
+    # when
+    Agent(model=Streams(turn, DONE)).run_sync("Do it.", store=store, run_id="r")
+    # then
+    (output,) = facts_of(store, f.ToolCallsRequested)
+    assert [(each.id, each.name) for each in output.calls] == [("t1.1", "first"), ("t1.2", "second")]
+    ids = {(each.id, each.name) for written in facts_of(store, f.StreamCheckpointed) for each in written.calls}
+    assert ids == {("t1.1", "first"), ("t1.2", "second")}
+
+
 @pytest.mark.parametrize("between", [[], [p.UsageUpdated(input_tokens=5, output_tokens=5)]], ids=["by a checkpoint", "by a report"])
 def test_a_secret_that_is_parted_is_in_no_checkpoint(monkeypatch: pytest.MonkeyPatch, between: list[p.Part]) -> None:
     # given a secret that comes in two pieces, just where a checkpoint is due, or with a report between them
