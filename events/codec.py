@@ -3,7 +3,7 @@
 The only place that knows how a record is written; what it writes it can read, because every append reads back what it wrote.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, cast, get_args
 
 import msgspec
@@ -208,8 +208,8 @@ def _upcast(tag: str, version: int, data: bytes) -> bytes:
     return _encoder.encode(value)
 
 
-def full_line(record: Record, payloads: Mapping[Digest, bytes]) -> bytes:
+def full_line(record: Record, load: Load) -> bytes:
     """A stored line with every payload in its place; it carries no checkable digest any more."""
     line = read_line(record.stored)
-    data = put_back(bytes(line.data), lambda digest: payloads[digest])
+    data = put_back(bytes(line.data), load)
     return _encoder.encode(msgspec.structs.replace(line, data=msgspec.Raw(data)))

@@ -183,8 +183,11 @@ def _check_batch(record: Record, before: Record | None) -> None:
             raise Unreadable("its stamp differs from that of its batch")
     if record.at < before.at:
         raise Unreadable("it is earlier than the record before")
-    if record.run != before.run and not (isinstance(record.fact, f.RunForked) and record.fact.parent == before.run):
+    splits = isinstance(record.fact, f.RunForked) and record.fact.parent == before.run
+    if record.run != before.run and not splits:
         raise Unreadable(f"it is of run {record.run}, the record before of {before.run}")
+    if record.type == f.RunForked.TAG and record.run == before.run:
+        raise Unreadable("a fork begins in the middle of its own stream")
 
 
 # -- legality

@@ -19,6 +19,7 @@ from refold.fsm import limits
 from refold.fsm.calls import TOOL_ERRORS
 from refold.fsm.history import NONE_YET, History, Settings, Sign, Signs, broken, in_force
 from refold.fsm.repeats import NOTHING_DECIDED, decided, repeating
+from refold.projections import forking
 from refold.projections.revisions import rules_of
 from refold.projections.run import Run
 
@@ -80,6 +81,14 @@ def count(sums: Sums, record: Record) -> None:
                 sums.summary = None
             sums.lost = sums.asked
             sums.price = switched.price if switched is not None else sums.price
+        case f.RunForked(changes=changes):  # what was on its way is on its way elsewhere, and was asked for there
+            sums.on_the_way, sums.streamed, sums.since = None, 0, 0
+            sums.requests -= sums.summary is not None
+            sums.summary, sums.lost = None, sums.asked
+            sums.attempt = 1
+            if forking.MODEL in changes:
+                price = changes[forking.MODEL].get("price")
+                sums.price = msgspec.convert(price, f.Price) if price is not None else None
         case f.ModelRequested(estimated_input_tokens=estimate):
             sums.requests += not sums.lost
             anew = record.source != "streaming_model"
@@ -360,6 +369,8 @@ def counters_are_sums(history: History) -> Signs:
         settings = in_force(settings, record.fact)
         before = msgspec.structs.replace(sums)
         count(sums, record)
+        if isinstance(record.fact, f.RunForked):
+            asked = None
         if record.turn != sums.turns:
             yield broken(record.position, f"the record at {record.position} is of turn {record.turn}, and {sums.turns} were begun")
         if isinstance(record.fact, f.ModelRequested) and (record.source != "streaming_model" or sums.reserves):

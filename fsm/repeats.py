@@ -111,6 +111,8 @@ def decided(decisions: Decisions, fact: f.Fact, policy: Policy) -> Decisions:
             return NOTHING_DECIDED
         case f.UserSaid():
             return decisions._replace(made=())
+        case f.RunForked(message=message) if message:
+            return decisions._replace(made=())
         case f.FinalProposed(text=text, refusal=refusal):
             return decisions._replace(claim=("answer", text, refusal))
         case f.FinalRejected():

@@ -11,6 +11,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record, Unreadable, read_line
+from refold.events.lineage import history
 from refold.events.storage import PayloadMissing
 from refold.events.words import RunId
 from refold.fsm import audit as audits
@@ -64,12 +65,15 @@ def audit(store: Store, run_id: str) -> audits.Audit:
 
 def _misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
     """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
+    own = False
+    """A fork that was imported holds its parents' records too, in front of its own."""
     for row in store.log.scan(run_id):
         try:
             line = read_line(row.state)
         except Unreadable:
             continue
-        if (line.run, line.position, line.type) != (run_id, row.position, row.type):
+        own = own or line.run == run_id
+        if (line.position, line.type) != (row.position, row.type) or (own and line.run != run_id):
             return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
     return None
 
@@ -78,7 +82,7 @@ def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
     """Positions and bytes of a run that exists."""
     if store.log.head(run_id) is None:
         raise UnknownRun(f"there is no run {run_id} in this store")
-    return ((row.position, row.state) for row in store.log.scan(run_id))
+    return ((row.position, row.state) for row in history(store.log, run_id))
 
 
 def asking_again(store: Store, run_id: str, agent: Agent) -> Ask:
