@@ -215,7 +215,7 @@ class Agent:
             journal.heard = feed
             cast = self._cast(model, feed, setup)
             if journal.run.forked_from is not None:
-                cast = replace(cast, consults=replace(cast.consults, elsewhere=Elsewhere(store.log, journal.id).performed))
+                cast = replace(cast, consults=cast.consults.of_fork(Elsewhere(store.log, journal.id).performed))
             driver = Driver(journal, cast)
             await driver.drive(begin)
         return result_of(store, journal.run, lost=driver.lost)

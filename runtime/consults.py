@@ -4,7 +4,7 @@ What it says goes into the log as input facts, so that replay can read it instea
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from refold.events import facts as f
@@ -48,6 +48,10 @@ class Consults:
     """Its name, and who is asked by it which older turns the next request shows."""
     elsewhere: Callable[[Digest], str] = lambda _: ""
     """Where an action was performed that this run may not repeat unasked, in words: of a fork, by the run that it is a fork of."""
+
+    def of_fork(self, elsewhere: Callable[[Digest], str]) -> "Consults":
+        """The same for a run that may not do again unasked what it finds there."""
+        return replace(self, elsewhere=elsewhere)
 
     def calls(self, output: f.ModelOutput) -> f.CallsChecked:
         """One check for each call, in call order."""

@@ -104,14 +104,17 @@ def rest_at(log: Log, run_id: str, at: int) -> Line:
         if line.target == "injecting_tool_results" or behind is None or behind.batch != line.batch:
             return line
         behind = line
-    raise NoFork(f"run {run_id} does not rest at or before position {at}: the first place to fork it is {_first_rest(log, run_id)}")
+    first = _first_rest(log, run_id)
+    raise NoFork(
+        f"run {run_id} {'rests nowhere before its end' if first is None else f'does not rest at or before position {at}: fork it at {first} or later'}"
+    )
 
 
-def _first_rest(log: Log, run_id: str) -> int:
-    """The end of the batch that a run begins with."""
+def _first_rest(log: Log, run_id: str) -> int | None:
+    """The end of the batch that a run begins with, where another follows."""
     lines = map(_read, history(log, run_id))
     first = next(lines)
-    return next((line.position - 1 for line in lines if line.batch != first.batch), first.position)
+    return next((line.position - 1 for line in lines if line.batch != first.batch), None)
 
 
 def _backwards(log: Log, run_id: str, at: int) -> Iterator[Line]:

@@ -23,6 +23,8 @@ from refold.projections.run import Run
 from refold.projections.transcript import Transcript
 from refold.runtime import compacting, selecting
 from refold.runtime.agent import Agent
+from refold.runtime.consults import Consults
+from refold.runtime.forking import Elsewhere
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.show import inherited_if_there
 from refold.runtime.store import Store
@@ -89,10 +91,14 @@ def asking_again(store: Store, run_id: str, agent: Agent) -> Ask:
     """The inputs of a batch with the verdicts that the agent's code gives today, and what ours makes of what was said."""
     said = _said(store, run_id)
     next(said)
+    earlier: dict[str, Elsewhere] = {}
 
     def ask(run: Run, given: Sequence[f.Input]) -> Sequence[f.Input]:
         transcript = said.send(run.position)
-        return [_again(agent, run, transcript, fact, given) for fact in given]
+        consults = agent.consults(run.setup)
+        if run.forked_from is not None:
+            consults = consults.of_fork(earlier.setdefault(run.id, Elsewhere(store.log, run.id)).performed)
+        return [_again(agent, consults, run, transcript, fact, given) for fact in given]
 
     return ask
 
@@ -113,20 +119,20 @@ def _said(store: Store, run_id: str) -> Generator[Transcript, int, None]:
         yield transcript
 
 
-def _again(agent: Agent, run: Run, transcript: Transcript, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
+def _again(agent: Agent, consults: Consults, run: Run, transcript: Transcript, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
     match fact:
         case f.ContextChosen():
-            return selecting.choice(run, transcript, choosable(run), *agent.consults(run.begun).context_builder)
+            return selecting.choice(run, transcript, choosable(run), *consults.context_builder)
         case f.ContextCompacted() if run.past.asked is not None and run.past.asked.author == "extractive":
             return compacting.extracted(run.past.asked, run, transcript)
         case f.RunStarted():
             return msgspec.structs.replace(fact, setup=_declared(agent, fact.setup))
         case f.CallsChecked():
             output = next(made for made in given if isinstance(made, f.ToolCallsRequested))
-            return agent.consults(run.begun).calls(output)
+            return consults.calls(output)
         case f.AnswerChecked():
             claim = next(made for made in given if isinstance(made, f.FinalProposed))
-            return agent.consults(run.begun).answer(run, claim, cited(run, claim))
+            return consults.answer(run, claim, cited(run, claim))
         case _:
             return fact
 

@@ -97,7 +97,7 @@ def parse(data: bytes, name: str) -> Export:
             record = read_line(line)
             _check_named(_named(bytes(record.data)), payloads, loose)
             loose.clear()
-            run_id = run_id or record.run
+            run_id = record.run  # of a fork, its parents come first
             rows.append((record.position, line))
         except Unreadable as error:
             damage = damage or (expected, f"line {number} is no record: {error.why}")

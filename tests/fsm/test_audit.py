@@ -12,6 +12,7 @@ from refold.events.settings import Budgets, Policy
 from refold.events.words import CallId, Digest
 from refold.fsm.audit import EVIDENCE_MAX, Audit, audit_rows, verify_rows
 from refold.fsm.invariants import INVARIANTS
+from refold.projections.run import replace
 from refold.testing.forge import Forged, forge
 from refold.testing.trajectory import Act, Trajectory
 
@@ -373,15 +374,13 @@ def test_a_fork_is_judged_over_its_whole_history() -> None:
     parent.calls(LOOK)
     parent.succeed("t1.1")
     at = parent.run.position
-    child = Trajectory("child")
-    child.run, child.records = parent.run, list(parent.records)
-    child.tell(f.RunForked(parent=parent.id, at=at, head=parent.run.head), child.driver())
+    child = parent.fork("child")
     child.answer()
     # then its history is that of its parent and its own
     assert child.audit().ok
     assert child.audit().events == len(child.records)
     # and one that forks off a run it does not stand behind is found
     strange = Trajectory("strange")
-    strange.run, strange.records = parent.run, list(parent.records)
+    strange.run, strange.records = replace(parent.run, id=strange.id), list(parent.records)
     strange.tell(f.RunForked(parent=child.id, at=at, head=parent.run.head), strange.driver())
     assert strange.audit().chain.broken_at == at + 1
