@@ -13,8 +13,9 @@ from refold.events.words import StopReason
 from refold.projections.messages import Message
 from refold.runtime import ports as p
 from refold.runtime.providers import _history as history, _settings as given
-from refold.runtime.providers._errors import Origin, reported
-from refold.runtime.providers._openai import DONE, NEED_TOOLS, WHOLE, Connection
+from refold.runtime.providers._errors import Origin, gave_up, reported
+from refold.runtime.providers._openai import NEED_TOOLS, Connection
+from refold.runtime.providers._replies import WHOLE
 from refold.runtime.providers._stops import BROKEN, meaning
 from refold.runtime.providers._usage import cost_usd, count, is_beside
 
@@ -39,15 +40,11 @@ class ResponsesModel:
 
     async def stream(self, request: p.Request) -> AsyncIterator[p.Part]:
         """The parts of the reply. Raises ModelError."""
-        name = self._origin.model
+        said, rest = items(request, self._api, self._origin.model), self._rest(request)
         reply = ResponsesReply(self._api, self._origin)
-        said, rest = items(request, self._api, name), self._rest(request)
-        async with aclosing(self._connection.exchange(name, said, rest, stream=self.settings.get("stream", True))) as events:
-            async for event in events:
-                for part in self._connection.parts(reply, event):
-                    yield part
-                if reply.ended or event.data.strip() == DONE:
-                    break
+        async with aclosing(self._connection.answered(said, rest, reply, stream=self.settings.get("stream", True))) as parts:
+            async for part in parts:
+                yield part
 
     def _rest(self, request: p.Request) -> dict[str, Any]:
         """The fields beside the conversation: ours under those of the user, and none that is null."""
@@ -120,22 +117,25 @@ def _is_bare(item: dict[str, Any]) -> bool:
 
 
 class ResponsesReply:
-    """Takes the events of one reply, or the whole of it, and gives parts; `ended` once it is complete."""
+    """Takes the events of one reply, or the whole of it, and gives parts."""
+
+    holds = "output"
+    stopped = False
+    """The event that says why a reply ended is its last."""
 
     def __init__(self, api: str, origin: Origin) -> None:
         self._api, self._origin = api, origin
         self._items: dict[int, _Item] = {}
         self._characters = 0
-        self.ended = False
+        self.known = self.over = False
 
     def take(self, event: dict[str, Any], name: str) -> Iterator[p.Part]:
         """The parts of one more event, or of the reply in one piece. Raises ModelError for an error."""
+        kind = str(event.get("type") or name)
+        self.known |= name == WHOLE or kind.startswith("response.")
         if name == WHOLE:
-            if "output" not in event or (event.get("error") and not event["output"]):
-                raise reported(event, self._origin)
             yield from self._end(event, "")
             return
-        kind = event.get("type") or name
         if kind in ENDS:
             yield from self._end(event.get("response") or {}, kind)
         elif kind == "error" or event.get("error"):
@@ -223,9 +223,13 @@ class ResponsesReply:
             raise reported(response.get("error") or {"message": "the response failed"}, self._origin, mid_stream=bool(kind))
         reason = str((response.get("incomplete_details") or {}).get("reason") or "")
         if reason in BROKEN:
-            raise reported({"type": reason, "message": f"the server gave up ({reason})"}, self._origin, mid_stream=bool(kind), retryable=True)
-        self.ended = True
+            raise gave_up(reason, self._origin, mid_stream=bool(kind))
+        self.over = True
         yield p.Finished(stop_reason=self._stop(status, reason), provider_stop_reason=f"{status}:{reason}" if status == "incomplete" and reason else status)
+
+    def end(self, *, marked: bool) -> Iterator[p.Part]:  # noqa: ARG002 - no marker stands for the last event
+        """Nothing follows it."""
+        yield from ()
 
     def _stop(self, status: str, reason: str) -> StopReason:
         if status == "completed":

@@ -3,21 +3,18 @@
 The request is made here; what a reply is made of is in `_chat`, how the server is reached in `_openai`.
 """
 
-import asyncio
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from refold.projections.messages import Message
-from refold.runtime.ports import ModelError, Part, Request
+from refold.runtime.ports import Part, Request
 from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._chat import ChatReply, returned
 from refold.runtime.providers._errors import Origin
-from refold.runtime.providers._openai import DONE, NEED_TOOLS, Connection
-from refold.runtime.providers._sse import Event
+from refold.runtime.providers._openai import NEED_TOOLS, Connection
 
 KIND: Final = "openai-chat"
 KEY: Final = "OPENAI_API_KEY"
@@ -56,14 +53,11 @@ class ChatModel:
     async def stream(self, request: Request) -> AsyncIterator[Part]:
         """The parts of the reply. Raises ModelError."""
         name, streamed = self._origin.model, self.settings.get("stream", True)
-        reply = ChatReply(name, self._origin)
         said = messages(request, name, strict=MISTRAL.search(f"{self.base_url} {name}") is not None)
-        async with aclosing(self._connection.exchange(name, said, self._rest(request, streamed), stream=streamed)) as events:
-            while (event := await _next(events, reply)) is not None:
-                for part in self._connection.parts(reply, event):
-                    yield part
-        for part in reply.end():
-            yield part
+        reply = ChatReply(name, self._origin)
+        async with aclosing(self._connection.answered(said, self._rest(request, streamed), reply, stream=streamed)) as parts:
+            async for part in parts:
+                yield part
 
     def _rest(self, request: Request, streamed: bool) -> dict[str, Any]:
         """The fields beside the conversation: ours under those of the user, and none that is null."""
@@ -127,30 +121,3 @@ def _assistant(message: Message, model: str) -> dict[str, Any]:
 def _is_at(base_url: str, *domains: str) -> bool:
     host = urlsplit(base_url).hostname or ""
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)
-
-
-async def _next(events: AsyncGenerator[Event, None], reply: ChatReply) -> Event | None:
-    """The next event; None at the end, which is the end marker, that of the stream, or whatever happens to it once the model has stopped."""
-    if reply.marked:
-        return None
-    try:
-        event = await asyncio.wait_for(anext(events), given.LINGER_S if reply.stopped else None)
-    except StopAsyncIteration:
-        return None
-    except (TimeoutError, ModelError):
-        if reply.stopped:
-            return None
-        raise
-    if event.data.strip() == DONE:
-        reply.marked = True
-        return None
-    return None if reply.stopped and _is_cut(event.data) else event
-
-
-def _is_cut(data: str) -> bool:
-    """Whether the end of a stream came inside its last event."""
-    try:
-        json.loads(data)
-    except ValueError:
-        return True
-    return False

@@ -108,7 +108,7 @@ def read_by(api: Api, usage: dict[str, Any]) -> f.Usage:
         response = {"status": "completed", "output": [], "usage": usage}
         parts = list(ResponsesReply("openai.responses", ORIGIN).take({"type": "response.completed", "response": response}, ""))
     else:
-        parts = Reader("m").take({"type": "message_delta", "delta": {}, "usage": usage})
+        parts = list(Reader(ORIGIN).take({"type": "message_delta", "delta": {}, "usage": usage}, ""))
     (part,) = [part for part in parts if isinstance(part, p.UsageUpdated)]
     return usage_of(part)
 
