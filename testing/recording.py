@@ -98,12 +98,12 @@ def _parts(output: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) 
 
 
 def _reported(usage: f.Usage | None) -> list[Parts]:
-    """A report as it came; none where what is recorded is an estimate of ours."""
-    if usage is None or (usage.estimated and usage.cost_usd is None) or usage == f.Usage():
+    """A report as it came: what was read is an estimate of ours where it is marked as one."""
+    if usage is None or usage == f.Usage():
         return []
     return [
         p.UsageUpdated(
-            input_tokens=usage.input_tokens,
+            input_tokens=0 if usage.estimated else usage.input_tokens,
             output_tokens=usage.output_tokens,
             cached_input_tokens=usage.cached_input_tokens,
             cache_write_tokens=usage.cache_write_tokens,

@@ -67,9 +67,9 @@ class Origin:
     key: str = field(repr=False)
 
     @property
-    def setting(self) -> str:
-        """What the address comes from."""
-        return f"--base-url or {self.variable.removesuffix('_API_KEY')}_BASE_URL"
+    def check(self) -> str:
+        """What to do where the address is that of something else."""
+        return f"check that --base-url is the address of the API (without it, {self.variable.removesuffix('_API_KEY')}_BASE_URL)"
 
 
 def translated(error: Exception, origin: Origin, *, mid_stream: bool = False) -> ModelError:
@@ -112,7 +112,7 @@ def reported(
     passes = not too_long and not vetoed and (_passes(failed, marks, mid_stream) if retryable is None else retryable)
     line = _line(message or f"the provider reported an error without a message{f' (HTTP {failed})' if failed else ''}", number, origin)
     if in_place and not passes:
-        line += f" (what {origin.base_url} answered is an error and no reply of this API: check that {origin.setting} is the address of the API)"
+        line += f" (what {origin.base_url} answered is an error and no reply of this API: {origin.check})"
     return ModelError(
         masked(kind, origin.key),
         masked(line, origin.key),
@@ -130,7 +130,7 @@ def no_reply(body: str, origin: Origin) -> ModelError:
     if body.strip() and _is_cut(body):
         return _cut(body, origin)
     what = f"a web page{_title(body)}" if _is_page(body) else repr(one_line(body, 80)) if body.strip() else "empty"
-    line = f"the response of {origin.base_url} is {what}, and no reply of this API: check that {origin.setting} is the address of the API"
+    line = f"the response of {origin.base_url} is {what}, and no reply of this API: {origin.check}"
     return ModelError("no_reply", masked(line, origin.key), retryable=not body.strip())
 
 

@@ -240,5 +240,5 @@ def test_a_web_page_is_no_reply():
     assert (error.type, error.retryable) == ("no_reply", False)
     assert error.message == (
         "the response of https://api.example.com/v1 is a web page (Welcome), and no reply of this API:"
-        " check that --base-url or OPENAI_BASE_URL is the address of the API"
+        " check that --base-url is the address of the API (without it, OPENAI_BASE_URL)"
     )
