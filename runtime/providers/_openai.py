@@ -7,12 +7,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from refold.runtime.ports import Part
 from refold.runtime.providers._errors import Origin
 from refold.runtime.providers._replies import Reply, answered
 from refold.runtime.providers._settings import CONNECT_S
 
+OPENAI: Final = ("api.openai.com", "openai.azure.com")
+"""Where OpenAI's own models are, which know fields, and have limits, that others have not."""
 NEED_TOOLS: Final = ("tool_choice", "parallel_tool_calls")
 """Fields that servers refuse in a request without tools."""
 
@@ -53,3 +56,9 @@ class Connection:
             timeout=openai.Timeout(None, connect=CONNECT_S),
             default_headers={"Connection": "close"},
         )
+
+
+def is_at(base_url: str, *domains: str) -> bool:
+    """Whether an address is in one of these domains."""
+    host = urlsplit(base_url).hostname or ""
+    return any(host == domain or host.endswith(f".{domain}") for domain in domains)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from refold.events.words import StopReason
 from refold.projections.messages import Message
 from refold.runtime import ports as p
+from refold.runtime.models import UnknownModel
 from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._errors import Origin, gave_up, reported
 from refold.runtime.providers._openai import NEED_TOOLS, Connection
@@ -27,14 +28,16 @@ CALLS: Final = ("function_call", "custom_tool_call")
 
 
 class ResponsesModel:
-    """A model behind the Responses API; `always` are the fields that its provider needs in every request."""
+    """A model behind the Responses API; `always` are the fields that its provider needs in every request, `least` the fewest tokens of output that it takes as a limit."""
 
     priced = True
     """A run with this model costs money: its price is looked up when it begins."""
 
-    def __init__(self, kind: str, origin: Origin, settings: dict[str, Any], always: dict[str, Any]) -> None:
+    def __init__(self, kind: str, origin: Origin, settings: dict[str, Any], always: dict[str, Any], least: int = 1) -> None:
+        if given.at_most(given.sent(settings).get(LIMIT), least) < least:
+            raise UnknownModel(f"--set model.{LIMIT}: {origin.base_url} takes no limit below {least}")
         self.spec, self.base_url, self.settings = f"{kind}:{origin.model}", origin.base_url, settings
-        self._origin, self._always = origin, always
+        self._origin, self._always, self._least = origin, always, least
         self._api = f"{kind}.responses"
         self._connection = Connection("responses", origin)
 
@@ -62,6 +65,9 @@ class ResponsesModel:
             body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": request.answer_schema, "strict": False}}
         body |= own
         body[LIMIT] = given.at_most(own.get(LIMIT), request.max_output_tokens)
+        if body[LIMIT] < self._least:
+            line = f"{self.base_url} takes no limit of output below {self._least} tokens, and this request may have {body[LIMIT]}: raise budgets.{LIMIT}"
+            raise p.ModelError("invalid_request", line, retryable=False)
         left_out = () if request.tools else NEED_TOOLS
         return {name: value for name, value in body.items() if value is not None and name not in left_out}
 

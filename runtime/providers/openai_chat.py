@@ -7,21 +7,18 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from refold.projections.messages import Message
 from refold.runtime.ports import Part, Request
 from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._chat import ChatReply, returned
 from refold.runtime.providers._errors import Origin
-from refold.runtime.providers._openai import NEED_TOOLS, Connection
+from refold.runtime.providers._openai import NEED_TOOLS, OPENAI, Connection, is_at
 
 KIND: Final = "openai-chat"
 KEY: Final = "OPENAI_API_KEY"
 ADDRESS: Final = "OPENAI_BASE_URL"
 OFFICIAL: Final = "https://api.openai.com/v1"
-OPENAI: Final = ("api.openai.com", "openai.azure.com")
-"""Where OpenAI's own models are, which know fields that others refuse."""
 RESERVED: Final = frozenset({"model", "messages", "tools", "functions"})
 LIMITS: Final = ("max_completion_tokens", "max_tokens")
 LEGAL_ID: Final = re.compile(r"[\x21-\x7e]{1,512}")
@@ -62,10 +59,10 @@ class ChatModel:
     def _rest(self, request: Request, streamed: bool) -> dict[str, Any]:
         """The fields beside the conversation: ours under those of the user, and none that is null."""
         own = given.sent(self.settings)
-        official = _is_at(self.base_url, *OPENAI)
+        official = is_at(self.base_url, *OPENAI)
         limit = next((name for name in LIMITS if name in own), LIMITS[0 if official else 1])
         # Mistral reports usage unasked, and refuses to be asked.
-        body: dict[str, Any] = {"stream_options": {"include_usage": True}} if streamed and not _is_at(self.base_url, "mistral.ai") else {}
+        body: dict[str, Any] = {"stream_options": {"include_usage": True}} if streamed and not is_at(self.base_url, "mistral.ai") else {}
         if request.tools:
             body["tools"] = [
                 {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema}} for tool in request.tools
@@ -116,8 +113,3 @@ def _assistant(message: Message, model: str) -> dict[str, Any]:
             for n, call in enumerate(message.calls)
         ]
     return said
-
-
-def _is_at(base_url: str, *domains: str) -> bool:
-    host = urlsplit(base_url).hostname or ""
-    return any(host == domain or host.endswith(f".{domain}") for domain in domains)
