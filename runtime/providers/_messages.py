@@ -148,7 +148,7 @@ class Reader:
         self.known = self.over = False
         self._id: str | None = None
         self._blocks: dict[int, _Block] = {}
-        self._text: list[str] = []
+        self._text = history.Length()
         self._calls = 0
         self._usage: dict[str, Any] = {}
         self._stop: str | None = None
@@ -204,7 +204,7 @@ class Reader:
         return self._counted(message.get("usage"))
 
     def _open(self, index: int, block: Block) -> list[p.Part]:
-        place = (len(whole("".join(self._text))), self._calls)
+        place = (self._text.characters, self._calls)
         match block["type"]:
             case "text":
                 self._blocks[index] = _Block(block, place)
@@ -220,7 +220,7 @@ class Reader:
         return []
 
     def _said(self, text: str) -> list[p.Part]:
-        self._text.append(text)
+        self._text.add(text)
         return [p.TextDelta(text=text)] if text else []
 
     def _more(self, index: int, delta: dict[str, Any]) -> list[p.Part]:

@@ -76,6 +76,7 @@ async def answered(asked: AbstractAsyncContextManager[Response], reply: Reply, o
                 first = first or data
                 for part in _parts(event, reply, origin):
                     yield part
+                del event, data  # before the next one comes
             if first and not reply.known:
                 raise no_reply(first, origin)
             for part in reply.end(marked=marked):
@@ -95,6 +96,7 @@ async def _received(response: Response) -> AsyncGenerator[Event, None]:
     if _begun(head).startswith(FIELDS) or (labelled and not _begun(head).startswith(DOCUMENT)):
         async for event in events(_joined(head, chunks)):
             yield event
+            del event
     else:
         yield Event(WHOLE, b"".join([piece async for piece in _joined(head, chunks)]).decode("utf-8", "replace"))
 

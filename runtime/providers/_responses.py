@@ -132,7 +132,7 @@ class ResponsesReply:
     def __init__(self, api: str, origin: Origin) -> None:
         self._api, self._origin = api, origin
         self._items: dict[int, _Item] = {}
-        self._characters = 0
+        self._text = history.Length()
         self.known = self.over = False
 
     def take(self, event: dict[str, Any], name: str) -> Iterator[p.Part]:
@@ -172,7 +172,7 @@ class ResponsesReply:
         match kind:
             case "response.output_text.delta":
                 item.seen.add("text")
-                self._characters += len(delta)
+                self._text.add(delta)
                 yield p.TextDelta(text=delta)
             case "response.refusal.delta":
                 item.seen.add("refusal")
@@ -211,7 +211,7 @@ class ResponsesReply:
     def _message(self, item: "_Item", final: dict[str, Any]) -> Iterator[p.Part]:
         for piece in final.get("content") or []:
             if piece.get("type") == "output_text" and piece.get("text") and "text" not in item.seen:
-                self._characters += len(piece["text"])
+                self._text.add(piece["text"])
                 yield p.TextDelta(text=piece["text"])
             elif piece.get("type") == "refusal" and piece.get("refusal") and "refusal" not in item.seen:
                 yield p.Refusal(text=piece["refusal"])
@@ -247,7 +247,7 @@ class ResponsesReply:
         index = output_index if isinstance(output_index, int) else max(self._items, default=0)
         if index not in self._items:
             calls = sum(item.type in CALLS for item in self._items.values())
-            self._items[index] = _Item(index, (self._characters, calls))
+            self._items[index] = _Item(index, (self._text.characters, calls))
         return self._items[index]
 
     def _kept(self, final: dict[str, Any], item: "_Item") -> p.OpaqueItem:
