@@ -116,8 +116,7 @@ def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, be
     Raises Unreadable where the fact could not be read again (a bug at the border: nothing of it may reach the log).
     """
     fact = edge.fact
-    full = data_of(fact)
-    data, payloads = move_out(full)
+    data, payloads = move_out(data_of(fact))
     line = Line(
         run=run,
         position=position,
