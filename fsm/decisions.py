@@ -19,8 +19,14 @@ class Decisions(NamedTuple):
 NOTHING_DECIDED: Final = Decisions()
 
 
+DECIDES: Final = frozenset(fact.TAG for fact in (f.RunStarted, f.RunContinued, f.RunForked, f.UserSaid, f.FinalProposed, f.FinalRejected, f.CallsChecked))
+"""The types of facts that change the decisions."""
+
+
 def decided(decisions: Decisions, fact: f.Fact, policy: Policy) -> Decisions:
     """The decisions since the user last spoke: the actions of a turn's calls, or an answer that was not accepted."""
+    if fact.TAG not in DECIDES:
+        return decisions
     match fact:
         case f.RunStarted() | f.RunContinued():
             return NOTHING_DECIDED

@@ -210,18 +210,23 @@ def chain_holds(history: History) -> Signs:
         yield Sign(last.position, f"1 to {last.position}, head {last.digest}")
 
 
-_CALLS: Final = (f.CallsChecked, f.CallSuperseded, f.ToolStarted, f.ToolSucceeded, f.ToolFailed, f.DoubtResolved)
+_CHECKS: Final = (f.CallsChecked, f.CallSuperseded)
+_OUTCOMES: Final = (f.ToolSucceeded, f.ToolFailed)
 _ENDS: Final = (f.RunCompleted, f.RunStopped, f.RunFailed, f.RunCancelled)
 
 INVARIANTS: Final[dict[str, Named]] = {
-    "I1": Named("the model never executes tools", model_runs_nothing, (*_CALLS, f.DriverAttached, f.DriverDetached, f.RunForked, f.LateOutcome)),
-    "I2": Named("every executed call was validated first", executed_calls_were_validated, (*_CALLS, f.ToolCallsAccepted)),
+    "I1": Named(
+        "the model never executes tools", model_runs_nothing, (f.DriverAttached, f.DriverDetached, f.RunForked, f.ToolStarted, *_OUTCOMES, f.LateOutcome)
+    ),
+    "I2": Named("every executed call was validated first", executed_calls_were_validated, (*_CHECKS, f.ToolCallsAccepted, f.ToolStarted)),
     "I3": Named(
         "every call ends in exactly one observation",
         every_call_has_one_observation,
         (f.ToolCallsRequested, f.ToolResultsInjected, *_ENDS, *_CLOSING),
     ),
-    "I4": Named("every iteration consumes a bounded budget", bounds.iterations_are_bounded, (*_CALLS, f.ModelRequested), counts=True),
+    "I4": Named(
+        "every iteration consumes a bounded budget", bounds.iterations_are_bounded, (f.ModelRequested, *_CHECKS, f.DoubtResolved, f.ToolStarted), counts=True
+    ),
     "I5": Named(
         "the runtime can stop without the model",
         bounds.ends_have_causes,
@@ -231,12 +236,16 @@ INVARIANTS: Final[dict[str, Named]] = {
         ),
         counts=True,
     ),
-    "I6": Named("identical actions cannot run without limit", repeats.identical_actions_are_limited, (*_CALLS, f.ToolClosed, f.UserSaid, f.RunForked)),
+    "I6": Named(
+        "identical actions cannot run without limit",
+        repeats.identical_actions_are_limited,
+        (*_CHECKS, f.UserSaid, f.RunForked, f.ToolSucceeded, f.ToolClosed, f.DoubtResolved),
+    ),
     "I7": Named("repeating cycles are detected", repeats.cycles_end_the_run, (f.ModelRequested, f.CallsChecked, f.FinalRejected)),
     "I8": Named(
         "sensitive actions have a prior approval for the same arguments",
         sensitive.approvals_come_first,
-        (*_CALLS, f.RunForked, f.ApprovalRequested, f.ApprovalGranted, f.ApprovalDenied),
+        (*_CHECKS, f.RunForked, f.ApprovalRequested, f.ApprovalGranted, f.ApprovalDenied, f.ToolStarted, *_OUTCOMES),
     ),
     "I9": Named(
         "completion only after validation",
@@ -251,6 +260,10 @@ INVARIANTS: Final[dict[str, Named]] = {
     ),
     "I12": Named("counters equal the sum of the events", bounds.counters_are_sums, counts=True),
     "I13": Named("positions are gapless and the chain holds", chain_holds, (f.RunStarted,)),
-    "I15": Named("no side effect begins twice under different keys or without a record", sensitive.side_effects_keep_their_key, _CALLS),
+    "I15": Named(
+        "no side effect begins twice under different keys or without a record",
+        sensitive.side_effects_keep_their_key,
+        (f.CallsChecked, f.ToolStarted, *_OUTCOMES, f.DoubtResolved),
+    ),
 }
 """All that can be told from the records alone; I14, that they can be derived again, is added by whoever replays."""
