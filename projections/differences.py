@@ -24,6 +24,7 @@ CELLS: Final = 40_000
 DEPTH: Final = 20
 LEVELS: Final = 20
 
+Places = tuple[int | None, int | None]
 Verdict = Literal["same", "changed", "only_left", "only_right"]
 
 
@@ -70,8 +71,7 @@ def differences(left: Sequence[TurnView], right: Sequence[TurnView]) -> tuple[Pa
     """The turns of two runs side by side, in order; each list begins with turn 0."""
     made: list[Pair] = []
     explained = False  # once something differs, all later prompts do, and that is no news
-    places = [(0, 0), *((None if n is None else n + 1, None if m is None else m + 1) for n, m in aligned(left[1:], right[1:]))]
-    for n, m in places:
+    for n, m in [(0, 0), *_shifted(_aligned_alike(left[1:], right[1:]), 1, 1)]:
         one, other = None if n is None else left[n], None if m is None else right[m]
         if one is None or other is None:
             made.append(_alone(one, other))
@@ -86,7 +86,14 @@ def differences(left: Sequence[TurnView], right: Sequence[TurnView]) -> tuple[Pa
 # -- which turns belong together
 
 
-def aligned(left: Sequence[TurnView], right: Sequence[TurnView], depth: int = DEPTH) -> Iterator[tuple[int | None, int | None]]:
+def _aligned_alike(left: Sequence[TurnView], right: Sequence[TurnView]) -> Iterator[Places]:
+    """The same pairs whichever of the two comes first: where several ways are as good, one and the same is taken."""
+    if [turn.decision for turn in left] <= [turn.decision for turn in right]:
+        return aligned(left, right)
+    return ((n, m) for m, n in aligned(right, left))
+
+
+def aligned(left: Sequence[TurnView], right: Sequence[TurnView], depth: int = DEPTH) -> Iterator[Places]:
     """Places in both, in order. In time that grows with the number of turns: what both have once holds the rest in place, as in a patience diff."""
     head = _common(left, right)
     tail = _common(left[head:][::-1], right[head:][::-1])
@@ -101,7 +108,7 @@ def _common(left: Sequence[TurnView], right: Sequence[TurnView]) -> int:
     return next((n for n, (one, other) in enumerate(zip(left, right, strict=False)) if one.decision != other.decision), min(len(left), len(right)))
 
 
-def _middle(left: Sequence[TurnView], right: Sequence[TurnView], depth: int) -> Iterator[tuple[int | None, int | None]]:
+def _middle(left: Sequence[TurnView], right: Sequence[TurnView], depth: int) -> Iterator[Places]:
     anchors = _anchors(left, right) if depth else []
     if not anchors:
         yield from _alike(left, right) if len(left) * len(right) <= CELLS else _in_order(left, right)
@@ -134,7 +141,7 @@ def _anchors(left: Sequence[TurnView], right: Sequence[TurnView]) -> list[tuple[
     return row[::-1]
 
 
-def _alike(left: Sequence[TurnView], right: Sequence[TurnView]) -> Iterator[tuple[int | None, int | None]]:
+def _alike(left: Sequence[TurnView], right: Sequence[TurnView]) -> Iterator[Places]:
     """The pairs that have most in common, by the best sum over all ways to bring both together."""
     best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for n in range(len(left) - 1, -1, -1):
@@ -162,11 +169,11 @@ def _likeness(one: TurnView, other: TurnView) -> int:
     return 3 if one.shape == other.shape else 1
 
 
-def _in_order(left: Sequence[TurnView], right: Sequence[TurnView]) -> Iterator[tuple[int | None, int | None]]:
+def _in_order(left: Sequence[TurnView], right: Sequence[TurnView]) -> Iterator[Places]:
     return zip_longest(range(len(left)), range(len(right)))
 
 
-def _shifted(pairs: Iterator[tuple[int | None, int | None]], n: int, m: int) -> Iterator[tuple[int | None, int | None]]:
+def _shifted(pairs: Iterator[Places], n: int, m: int) -> Iterator[Places]:
     return ((None if one is None else one + n, None if other is None else other + m) for one, other in pairs)
 
 
@@ -219,7 +226,7 @@ def _call(path: str, one: dict[str, Any] | None, other: dict[str, Any] | None) -
     if one is None or other is None or one["name"] != other["name"]:
         yield from _value(path, one, other, 0)
         return
-    for name in [*one, *(name for name in other if name not in one)]:
+    for name in sorted(one.keys() | other.keys()):
         yield from _value(f"{path}.{name}", one.get(name), other.get(name), 0 if name == "result" and one["kind"] != other["kind"] else LEVELS)
 
 
@@ -235,7 +242,7 @@ def _value(path: str, one: Any, other: Any, levels: int = LEVELS) -> list[Differ
 
 def _parts(path: str, one: Any, other: Any, levels: int) -> Iterator[Difference]:
     if isinstance(one, dict):
-        for name in [*one, *(name for name in other if name not in one)]:
+        for name in sorted(one.keys() | other.keys()):
             place = f"{path}.{name}" if PLAIN.fullmatch(name) else f"{path}[{encoded(name).decode()}]"
             yield from _value(place, one.get(name), other.get(name), levels)
     else:
