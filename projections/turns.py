@@ -44,7 +44,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Course:
-    """The turns of a run, as its records are taken in order; `finish` gives them."""
+    """The turns of a run, as its records are taken in order; `finish` gives them, once."""
 
     def __init__(self) -> None:
         self.run: Run | None = None

@@ -196,6 +196,8 @@ def _text(field: str, value: Any) -> str:
         return one_line(value) or compact(value)
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return one_line("; ".join(value))
+    if isinstance(value, dict) and field == "ended":
+        return one_line(": ".join(value.values()))
     if isinstance(value, dict) and field.startswith("calls[") and "." not in field:
         gave = value.get("result")
         result = f" → {short(gave, 200)}" if value["kind"] == "success" else f" → {value['kind']}"

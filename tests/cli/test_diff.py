@@ -85,6 +85,11 @@ def test_what_is_no_run_is_one_line_that_names_it(shell):
     assert "damaged.jsonl is damaged at position 4" in done.error
 
 
+def test_how_a_run_ended_is_one_line(shell):
+    both(shell, (look("north"), DONE), (look("north"), look("south"), DONE), "--max-turns", "2", "--set", "policy.wrap_up=false")
+    assert "  + ended: stopped: max_turns: the limit of 2 turns" in shell("diff", "one", "two").out
+
+
 def test_values_that_look_alike_are_told_apart(shell):
     both(shell, ({"text": "a b"},), ({"text": "a\n b"},))
     out = shell("diff", "one", "two").out
