@@ -22,7 +22,9 @@ MOST: Final = 8
 CELLS: Final = 40_000
 """Turns between two that are the same are brought together by their likeness while there are no more pairs of them than this, and by their order where there are."""
 DEPTH: Final = 20
+"""How often what lies between two turns is looked at again for turns that are there once."""
 LEVELS: Final = 20
+"""How deep in a value a difference is looked for."""
 
 Places = tuple[int | None, int | None]
 Verdict = Literal["same", "changed", "only_left", "only_right"]
@@ -67,9 +69,13 @@ def shared(left: Sequence[tuple[Digest, int]], right: Sequence[tuple[Digest, int
     return first
 
 
-def differences(left: Sequence[TurnView], right: Sequence[TurnView]) -> tuple[Pair, ...]:
-    """The turns of two runs side by side, in order; each list begins with turn 0."""
+def differences(left: Sequence[TurnView], right: Sequence[TurnView], *, forked: bool = False) -> tuple[Pair, ...]:
+    """The turns of two runs side by side, in order; each list begins with turn 0. Runs are `forked` where they share a past."""
     made: list[Pair] = []
+    if forked:
+        place = 1 + _common(left[1:], right[1:])
+        for view in (*left[place : place + 1], *right[place : place + 1]):
+            view.parted = True
     explained = False  # once something differs, all later prompts do, and that is no news
     for n, m in [(0, 0), *_shifted(_aligned_alike(left[1:], right[1:]), 1, 1)]:
         one, other = None if n is None else left[n], None if m is None else right[m]
@@ -161,10 +167,10 @@ def _alike(left: Sequence[TurnView], right: Sequence[TurnView]) -> Iterator[Plac
 
 
 def _likeness(one: TurnView, other: TurnView) -> int:
-    """The same decision outweighs everything; the same prompt, whatever came of it, is the same turn; then the same tools."""
+    """The same decision outweighs everything; the same prompt or past, whatever came of it, is the same turn; then the same tools."""
     if one.decision == other.decision:
         return 1_000
-    if one.prompt == other.prompt != "":
+    if one.prompt == other.prompt != "" or (one.parted and other.parted):
         return 4
     return 3 if one.shape == other.shape else 1
 

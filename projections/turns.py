@@ -12,6 +12,7 @@ from refold.events import facts as f, money
 from refold.events.chain import NOTHING, digest_of
 from refold.events.codec import Record
 from refold.events.words import CallId, Digest, RunId
+from refold.projections.forking import goes_into_open_request
 from refold.projections.run import Call, Run, Spent, Turn
 
 LOST: Final = "lost with its process"
@@ -33,6 +34,8 @@ class TurnView(msgspec.Struct, kw_only=True):
     settings: dict[str, Any] = {}
     changed: set[str] = set()
     unshown: Digest = NOTHING
+    parted: bool = False
+    """Whether it is the first that was decided otherwise in a run that shares its past with the one it is compared with."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,8 +154,7 @@ class Course:
                 self._now |= {"goal": goal, "history": transcript}
                 self._say(message if message != goal else "")
             case f.RunForked():
-                self.origin = Origin(kind="fork", parent=fact.parent, at=fact.at)
-                self._edited(fact)
+                self._forked(before, fact, after)
             case f.UserSaid(text=text):
                 self._say(text)
             case f.ContextCompacted(error=error, summary=summary):
@@ -234,10 +236,16 @@ class Course:
         else:
             self._turns[-1].changed |= changed
 
-    def _edited(self, fact: f.RunForked) -> None:
-        """Results that the fork has otherwise than its parent."""
-        for call, result in fact.edits.items():
-            self._calls.setdefault(CallId(call), {})["result"] = result
+    def _forked(self, before: Run, fact: f.RunForked, after: Run) -> None:
+        """A fork may be told something, in the request that is open or in the next, and may have results otherwise than its parent."""
+        self.origin = Origin(kind="fork", parent=fact.parent, at=fact.at)
+        if fact.message:
+            place = self._now if goes_into_open_request(before) else self._next
+            place.setdefault("said", []).append(fact.message)
+        if after.request is not None:
+            self._turns[-1].prompt = after.request.digest
+        for edit in fact.edits:
+            self._calls.setdefault(edit.call, {}).update({"kind": "success", "result": edit.result} | _filled(sources=list(edit.source_ids)))
 
 
 def settings_of(setup: f.Setup) -> dict[str, Any]:

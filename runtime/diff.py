@@ -57,8 +57,8 @@ def diff(store: Store, a: str, b: str) -> Diff:
 
 def compare(left: Course, right: Course) -> Diff:
     """Compare two runs that were taken in to their ends."""
-    turns = differences(left.finish(), right.finish())
     common = shared(left.digests, right.digests)
+    turns = differences(left.finish(), right.finish(), forked=common > 0)
     return Diff(
         same=all(pair.verdict == "same" for pair in turns),
         left=_side(left),

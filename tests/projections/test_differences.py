@@ -6,17 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
 from refold import Agent, Budgets, ScriptedModel, Store, diff, open_store, tool
-from refold.events import facts as f
 from refold.events.codec import Record
-from refold.fsm.machine import empty, step
 from refold.projections.differences import Pair, differences
-from refold.projections.evolve import evolve
-from refold.projections.turns import Course, TurnView
+from refold.projections.turns import TurnView
 from refold.runtime.diff import compare, course_of
 from refold.runtime.journal import UnknownRun
 from refold.runtime.transfer import import_file, parse
@@ -182,30 +178,50 @@ def test_a_run_and_its_own_beginning_share_their_records(store: Store) -> None:
     assert (found.shared.position, found.shared.turn) == (at, 2)
 
 
-def test_what_a_fork_changed_is_in_the_turn_in_which_it_did(store: Store) -> None:
-    # given a run up to its claim, and a fork of it behind the first turn, with another result there and another model
-    whole = [record for record in store.read(run(store, "a", *looks("north", "south"), DONE)) if record.target != "done"]
-    end = next(n for n, record in enumerate(whole) if record.type == "model_requested" and record.turn == 2)
-    course, state = Course(), empty(whole[0].run)
-    for record in whole[:end]:
-        before, state = state, step(state, record)
-        course.take(before, record, state)
-    fork = f.RunForked(parent=state.id, at=state.position, head=state.head, edits={"t1.1": {"seen": "a dragon"}})
-    before, state = state, evolve(state, fork, target=state.state, at=state.at)
-    state = msgspec.structs.replace(state, setup=msgspec.structs.replace(state.begun, model="another"))
-    course.take(before, msgspec.structs.replace(whole[end], fact=fork, type=fork.TAG, digest="of the fork"), state)
-    for record in whole[end:]:
-        before, state = state, step(state, record)
-        course.take(before, msgspec.structs.replace(record, digest="of the fork"), state)
-    found = compare(course_of(whole), course)
-    # then the result differs in the first turn, the model from the second on, and they share what was before
-    assert [fields(pair) for pair in found.turns[:2]] == [{}, {"calls[0].result.seen": ("north", "a dragon")}]
-    assert fields(found.turns[2])["model"][1] == "another"
-    assert [fields(pair) for pair in found.turns[3:]] == [{}]
+def requests(store: Store, name: str) -> list[int]:
+    return [record.position for record in store.read(name) if record.type == "model_requested"]
+
+
+def test_a_fork_shares_its_parents_past_and_parts_from_it_where_it_decides_otherwise(store: Store) -> None:
+    run(store, "a", *looks("north", "south"), DONE)
+    at = requests(store, "a")[1]
+    Agent(model=ScriptedModel([{"text": "Enough."}]), tools=[look], instructions="You look around.").fork_sync("a", at, store=store, new_id="b")
+    found = diff(store, "a", "b")
     assert found.shared is not None
-    assert found.shared.position == end
+    assert (found.shared.position, found.shared.turn) == (at, 2)
     assert found.right.origin is not None
-    assert found.right.origin.kind == "fork"
+    assert (found.right.origin.kind, found.right.origin.parent, found.right.origin.at) == ("fork", "a", at)
+    assert verdicts(found.turns) == [(0, 0, "same"), (1, 1, "same"), (2, 2, "changed"), (3, None, "only_left")]
+    assert found.turns[2].same_prompt
+
+
+def test_what_a_fork_that_was_told_something_did_instead_stands_beside_it(store: Store) -> None:
+    # given a fork that calls once where its parent called two tools, the second of them the same tool with other arguments
+    other = {"calls": [{"name": "look", "arguments": {"at": "up"}}, {"name": "look", "arguments": {"at": "down"}}]}
+    run(store, "a", *looks("north"), other, *looks("south"), DONE)
+    again = Agent(model=ScriptedModel([*looks("east"), DONE]), tools=[look], instructions="You look around.")
+    again.fork_sync("a", requests(store, "a")[1], store=store, new_id="b", message="Be quick.")
+    # then the first turns that were decided apart are one turn
+    assert verdicts(diff(store, "a", "b").turns)[2:4] == [(2, 2, "changed"), (3, None, "only_left")]
+
+
+def test_what_a_fork_changed_is_in_the_turn_in_which_it_did(store: Store) -> None:
+    # given forks of a run, where the results of its first turn are in, and in the request that shows them
+    run(store, "a", *looks("north", "south"), DONE)
+    shown = requests(store, "a")[1]
+    for name, at in (("between", shown - 1), ("within", shown)):
+        changed = Agent(model=ScriptedModel([*looks("south"), DONE]), tools=[look], instructions="Be brief.", budgets=Budgets(max_turns=5))
+        changed.fork_sync("a", at, store=store, new_id=name, edits={"t1.1": {"seen": "a dragon"}}, message="Beware.")
+        # then the result is another in the first turn, and the second was asked otherwise, and neither did the rest go another way
+        found = diff(store, "a", name)
+        assert fields(found.turns[1]) == {"calls[0].result.seen": ("north", "a dragon")}
+        assert fields(found.turns[2]) == {
+            "instructions": ("You look around.", "Be brief."),
+            "said": (None, ["Beware."]),
+            "settings.budgets.max_turns": (12, 5),
+        }
+        assert not found.turns[2].same_prompt
+        assert [fields(pair) for pair in found.turns[3:]] == [{}]
 
 
 def test_an_unknown_run_is_said_so(store: Store) -> None:
