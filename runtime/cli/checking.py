@@ -53,7 +53,7 @@ def _replayed(replayed: proofs.Replayed, page: Page) -> list[str]:
 def audit(options: o.Audit) -> int:
     """Check runs of the store, or exported files, against every invariant."""
     _some(options.runs, options.all, "audit")
-    files = [name for name in options.runs if name == "-" or _is_file(name)]
+    files = [name for name in options.runs if name == "-" or is_file(name)]
     runs = [name for name in options.runs if name not in files]
     found: list[dict[str, Any]] = []
     if runs or options.all:
@@ -63,7 +63,7 @@ def audit(options: o.Audit) -> int:
         except StoreMissing:
             if not options.all:
                 raise
-    found += [transfer.audit_json(_exported(name).audit()) for name in files]
+    found += [transfer.audit_json(exported(name).audit()) for name in files]
     if options.json:
         output.document(found)
     else:
@@ -102,7 +102,7 @@ def _verdict(name: str, verdict: dict[str, Any], text: str, page: Page) -> list[
 
 def verify(options: o.Verify) -> int:
     """Check the chain of a file, its place in no store needed."""
-    told = transfer.verified_json(_exported(options.file).verify())
+    told = transfer.verified_json(exported(options.file).verify())
     if options.json:
         output.document(told)
     elif told["ok"]:
@@ -126,7 +126,7 @@ def export(options: o.Export) -> int:
 
 def import_(options: o.Import) -> int:
     """Take files into the store: all of them are read and checked before there is one."""
-    exports = [_exported(name) for name in options.files]
+    exports = [exported(name) for name in options.files]
     for export in exports:
         verified = export.verify()
         if not verified.ok:
@@ -141,7 +141,7 @@ def import_(options: o.Import) -> int:
     return COMPLETED
 
 
-def _exported(name: str) -> transfer.Export:
+def exported(name: str) -> transfer.Export:
     """A file taken apart. Raises Refused where it cannot be read or is something else altogether."""
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
@@ -150,7 +150,7 @@ def _exported(name: str) -> transfer.Export:
     return transfer.parse(data, "standard input" if name == "-" else name)
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
     """Whether a word is an exported file and not a run: ids have no slash, and files that are looked for have a suffix or are there."""
     return "/" in name or name.endswith(".jsonl") or Path(name).is_file()
 

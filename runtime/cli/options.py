@@ -243,6 +243,14 @@ class Replay(Common):
 
 
 @dataclass(kw_only=True)
+class Diff(Common):
+    """refold diff"""
+
+    left: str = argument("A", f"{NAMED}, or an exported file")
+    right: str = argument("B", "the run, or the file, to compare it with")
+
+
+@dataclass(kw_only=True)
 class Audit(Common):
     """refold audit"""
 
@@ -330,6 +338,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "compact": Command(Compact, "humans:compact", "show older turns as a summary from the next turn on", TALKING),
     "doctor": Command(Doctor, "doctor:doctor", "what needs a person, and how large the store is", CHECKING),
     "replay": Command(Replay, "checking:replay", "derive a run again from what the world said, and compare", CHECKING),
+    "diff": Command(Diff, "differing:diff", "compare two runs turn by turn", CHECKING),
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),
     "certify": Command(Certify, "certifying:certify", "kill an agent's run at every step, resume it, and compare", CHECKING),
     "export": Command(Export, "checking:export", "a run as one JSON Lines file on stdout", CHECKING),
