@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,7 @@ import pytest
 from refold import Agent, ScriptedModel, open_store, tool
 from refold.events.chain import close
 from refold.events.codec import read_line
+from refold.events.payloads import references
 from refold.events.words import Digest
 from refold.fsm.replay import replay_rows
 from refold.projections.revisions import UnsupportedEngine
@@ -263,31 +264,9 @@ def test_the_command_line_gives_a_verdict_and_an_exit_code(tmp_path: Path, monke
 # -- strangers' files, whose chain is made anew
 
 
-ODD: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    2**70,
-    10**30,
-    1.5,
-    "",
-    "x",
-    "\0",
-    "t1.1",
-    "9" * 400,
-    "1e999999999",
-    "-5",
-    "NaN",
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    ["x"],
-    "idle",
-    "🌡",
-]
-ODD += [json.loads("[" * 200 + "]" * 200), "x" * 5_000]
+ODD: list[Any] = [None, True, False, 0, 1, 2, -1, 2**63, 2**70, 10**30, 1.5, 1e300, [], {}, [[]], {"a": 1}, ["x"], ["t1.1", "t1.1"]]
+ODD += ["", "x", "\0", "t1.1", "t9.9", "0", "9" * 400, "1e999999999", "-5", "NaN", "idle", "🌡", "x" * 5_000, "2030-13-01", "0001-01-01T00:00:00+14:00"]
+ODD += [json.loads("[" * 200 + "]" * 200), "[" * 5_000, '{"at":"north"}', "read", "side_effect", "success", "in_doubt", "max_turns", "cancelled"]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -296,40 +275,56 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(found for key, item in inside for found in places(item, (*path, key)))]
 
 
+def at_place(value: Any, path: Iterable[Any]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def spoil(rng: random.Random, records: list[dict[str, Any]]) -> None:
+    """Change, or take away, one value of one record: mostly to one of its kind, of those that are odd or that stand elsewhere."""
+    record, other = rng.choice(records), rng.choice(records)
+    *inside, last = rng.choice(places(record)[1:])
+    holder = at_place(record, inside)
+    if rng.random() < 0.1:
+        del holder[last]
+        return
+    found = [*ODD, *(at_place(other, path) for path in places(other))]
+    alike = [each for each in found if type(each) is type(holder[last]) and each != holder[last]]
+    holder[last] = json.loads(json.dumps(rng.choice(alike if alike and rng.random() < 0.9 else found)))
+
+
 def forged(rng: random.Random, source: bytes) -> bytes:
-    """A file in which some value is another, and every digest behind it is right."""
-    lines = [line for line in source.splitlines() if not line.startswith(b'{"payload"')]
-    records = [json.loads(line) for line in lines]
-    for _ in range(rng.randrange(1, 3)):
-        record = rng.choice(records)
-        path = rng.choice(places(record)[1:])
-        *inside, last = path
-        for key in inside:
-            record = record[key]
-        other = rng.choice(records)
-        found = rng.choice([rng.choice(ODD), rng.choice(places(other))])
-        if isinstance(found, tuple):
-            value: Any = other
-            for key in found:
-                value = value[key]
-            found = json.loads(json.dumps(value))
-        if rng.random() < 0.2:
-            del record[last]
-        else:
-            record[last] = found
-    if rng.random() < 0.2:
-        rng.shuffle(records)
-    if rng.random() < 0.2:
+    """A file in which something is otherwise, and every digest behind it is right."""
+    parsed = [json.loads(line) for line in source.splitlines()]
+    records = [each for each in parsed if "payload" not in each]
+    payloads = {json.loads(line)["payload"]: line + b"\n" for line in source.splitlines() if line.startswith(b'{"payload"')}
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        spoil(rng, records)
+    if rng.random() < 0.1:
+        records.insert(rng.randrange(len(records)), json.loads(json.dumps(rng.choice(records))))
+    if rng.random() < 0.1:
         del records[rng.randrange(len(records))]
-    for position, record in enumerate(records, 1):
-        if rng.random() < 0.9:
-            record["position"] = position
     made, before = [], Digest("")
-    for record in records:
+    shift = rng.random() < 0.9
+    for position, record in enumerate(records, 1):
         record.pop("digest", None)
-        stored, before = close(json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"), before)
+        if shift and "position" in record and "batch" in record:
+            begins = record["batch"] == record["position"]
+            record["position"] = position
+            record["batch"] = position if begins or not made else records[position - 2].get("batch", position)
+        stored, before = close(json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(), before)
+        made += [payloads.pop(digest) for digest in _named(record.get("data")) if digest in payloads]
         made.append(stored + b"\n")
     return b"".join(made)
+
+
+def _named(data: Any) -> list[str]:
+    """The payloads that a record names, in order."""
+    try:
+        return [digest for digest in dict.fromkeys(references(json.dumps(data).encode())) if isinstance(digest, str)]
+    except TypeError:
+        return []
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
