@@ -23,7 +23,7 @@ from refold.runtime.cli.main import perform
 from refold.runtime.transfer import DamagedFile, Export, export_lines, import_file, parse
 
 LOGS = Path(__file__).parents[1] / "logs"
-GOLDEN = ("v1/tools", "v1/recovered", "v2/large-result", "v2/approvals", "v2/question", "v2/broken-stream", "v2/read-on", "v2/relevant")
+GOLDEN = ("v1/tools", "v1/recovered", "v2/large-result", "v2/approvals", "v2/question", "v2/broken-stream", "v2/read-on", "v2/relevant", "v2/sealed")
 ALPHABET = "Größe 温度 🌡️ שלום e\u0301 \u2028 \x7f \\u0041 \"quoted\" {'$payload'}"
 
 
