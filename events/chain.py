@@ -9,12 +9,14 @@ from typing import Final
 
 import msgspec
 
-from refold.events.words import Digest
+from refold.events.words import Digest, RunId
 
 MARK: Final = b',"digest":"'
 NOTHING: Final = Digest("")
 """The digest before position 1."""
 DIGEST_LENGTH: Final = 43
+SEAL: Final = "refold seal 1"
+"""The first line of what a seal signs, so that no signature that was made for anything else can pass for a seal."""
 _URLSAFE: Final = bytes.maketrans(b"+/", b"-_")
 _TAIL: Final = len(MARK) + DIGEST_LENGTH + len('"}')
 
@@ -41,3 +43,8 @@ def recompute(stored: bytes, before: Digest) -> Digest | None:
     if not stored.startswith(MARK, -_TAIL) or not stored.endswith(b'"}'):
         return None
     return digest_of(before.encode("ascii") + stored[:-_TAIL])
+
+
+def sealed_message(run: RunId, position: int, head: Digest) -> bytes:
+    """What a seal signs: four lines that say that `run` has the records 1 to `position` and that the last of them has the digest `head`."""
+    return f"{SEAL}\n{run}\n{position}\n{head}\n".encode()

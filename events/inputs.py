@@ -319,7 +319,7 @@ class CancelRequested(FactBase, frozen=True, kw_only=True, gc=False, omit_defaul
 
 
 class Sealed(FactBase, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """The head was signed: nothing may be missing at the end."""
+    """The head was signed: nothing before this is missing or was changed. `key` is the digest of the public key, `signature` base64url without padding."""
 
     TAG, INPUT = "sealed", True
     algorithm: str

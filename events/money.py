@@ -4,8 +4,12 @@ A float would make 0.1 + 0.2 into 0.30000000000000004 and a budget of 0.3 into a
 """
 
 from decimal import ROUND_FLOOR, Context, Decimal
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
+
+Amount = Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]{1,400}(\.[0-9]{1,400})?$")]
+"""An amount as a record holds it. Anything else is refused when it is read: a stranger's `1e999999999` would keep whoever adds it up for ever."""
 _EXACT: Final = Context(prec=1000)
 
 

@@ -231,7 +231,7 @@ class _Judged:
             after = step(self._history.run, record)
         except Illegal as error:
             return str(error)
-        except (ArithmeticError, ValueError, AssertionError) as error:
+        except NOT_JUDGED as error:
             return f"{record.type} cannot be folded: {type(error).__name__} {error}"
         if record.turn != after.turn:
             return f"the record is of turn {record.turn}, the run in turn {after.turn}"
@@ -253,8 +253,8 @@ def _out_of_order(record: Record, before: Record | None) -> str:
 
 # -- invariants
 
-NOT_JUDGED: Final = (ArithmeticError, ValueError, msgspec.MsgspecError)
-"""What comes of an amount or a time that is none."""
+NOT_JUDGED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError, msgspec.MsgspecError)
+"""What comes of a stranger's records that hold what no run would have written: an amount or a time that is none, a change of nothing."""
 _READS: Final = [frozenset(fact.TAG for fact in named.reads) if named.reads else frozenset(FACTS) for named in INVARIANTS.values()]
 """The types of records that each invariant reads."""
 

@@ -199,8 +199,9 @@ def requests_have_answered_calls(history: History) -> Signs:
 
 def chain_holds(history: History) -> Signs:
     """Positions are gapless and every digest covers its record and the one before."""
-    while (yield None) is not None:
-        pass
+    while (record := (yield None)) is not None:
+        if isinstance(record.fact, f.Sealed):
+            yield Sign(record.position, f"sealed at {record.position} with key {record.fact.key}; signatures are checked by `refold verify`")
     last = history.last
     if history.damage is not None:
         yield broken(*history.damage)
@@ -257,7 +258,7 @@ INVARIANTS: Final[dict[str, Named]] = {
         (f.ToolCallsRequested, f.ToolResultsInjected, f.ModelRequested),
     ),
     "I12": Named("counters equal the sum of the events", bounds.counters_are_sums, counts=True),
-    "I13": Named("positions are gapless and the chain holds", chain_holds, (f.RunStarted,)),
+    "I13": Named("positions are gapless and the chain holds", chain_holds, (f.Sealed,)),
     "I15": Named(
         "no side effect begins twice under different keys or without a record",
         sensitive.side_effects_keep_their_key,

@@ -12,6 +12,7 @@ from refold.events import chain, facts as f
 from refold.events.codec import Record, Stamp, Unreadable, read, read_line
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
+from refold.fsm.audit import NOT_JUDGED
 from refold.fsm.decide import decide, written
 from refold.fsm.machine import Illegal, empty
 from refold.projections.run import Run, replace
@@ -128,11 +129,14 @@ def _batch(run: Run, recorded: list[Record], ask: Ask | None, *, cut: bool) -> t
     inputs = ask(run, given) if ask is not None else given
     try:
         batch = decide(run, inputs, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
+        derived, _ = written(run, batch)
     except Illegal as illegal:
         position = next((record.position for record in recorded if record.type == illegal.trigger), first.position)
         cause = f"code: under the rules of today {illegal}"
         raise _Broken(Divergence(position=position, field="type", recorded=illegal.trigger, derived=None, cause=cause)) from illegal
-    derived, _ = written(run, batch)
+    except NOT_JUDGED as error:  # only records that somebody else made up have such inputs
+        cause = f"environment: nothing follows from what was said here ({type(error).__name__} {error})"
+        raise _Broken(Divergence(position=first.position, field="data", recorded=first.type, derived=None, cause=cause)) from error
     after = batch.run
     if cut and len(recorded) < len(derived):
         derived, after = derived[: len(recorded)], batch.runs[len(recorded) - 1]

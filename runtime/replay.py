@@ -58,14 +58,14 @@ def replay(store: Store, run_id: str, agent: Agent | None = None) -> Replayed:
 def audit(store: Store, run_id: str) -> audits.Audit:
     """Chain, legality and every invariant of one run, without the code of its agent. Raises UnknownRun, StoreUnavailable."""
     audited = audits.audit_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True))
-    misfiled = _misfiled(store, run_id)
-    if misfiled is None or (audited.chain.broken_at is not None and audited.chain.broken_at <= misfiled[0]):
+    odd = misfiled(store, run_id)
+    if odd is None or (audited.chain.broken_at is not None and audited.chain.broken_at <= odd[0]):
         return audited
-    position, why = misfiled
+    position, why = odd
     return msgspec.structs.replace(audited, ok=False, chain=audits.Verdict(ok=False, broken_at=position, why=why))
 
 
-def _misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
+def misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
     """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
     own = False
     """A fork that was imported holds its parents' records too, in front of its own."""

@@ -219,6 +219,7 @@ class View:
             "at": self.records[-1].at,
             "model": run.setup.model if run.setup is not None else "",
             "prefix_breaks": msgspec.to_builtins(breaks(self.records)),
+            "seals": [{"position": each.position, "key": each.fact.key} for each in self.records if isinstance(each.fact, f.Sealed)],
             "head": run.head,
         }
 

@@ -22,6 +22,7 @@ from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader, this
 from refold.runtime.live import START, Cursor, Live, Streamed, watch
 from refold.runtime.ownership import DrivenElsewhere, taken
 from refold.runtime.ports import SystemClock
+from refold.runtime.sealing import Key, Private, seal
 from refold.runtime.text import visible, whole
 from refold.runtime.values import stored
 
@@ -235,6 +236,21 @@ class Store:
     async def cancel(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> Taken:
         """End a run, as `cancel_sync` does."""
         return await asyncio.to_thread(self.cancel_sync, run_id, reason, who=who, command_id=command_id)
+
+    # -- when it has ended
+
+    def seal_sync(self, run_id: str, *, key: Key) -> Taken:
+        """Sign the head of an ended run: from then on records that are missing at its end are noticed by whoever has the public key.
+
+        `key` is an Ed25519 key in PEM, or its path; it needs the extra `seal`. A run whose head this key signed already is left alone (`again`).
+        Raises SealError, also where the run has not ended, and Unreadable where its chain is broken.
+        """
+        position, again = seal(self.log, run_id, Private(key))
+        return Taken(position, again=again)
+
+    async def seal(self, run_id: str, *, key: Key) -> Taken:
+        """Sign the head of an ended run, as `seal_sync` does."""
+        return await asyncio.to_thread(self.seal_sync, run_id, key=key)
 
     def _live(self, run_id: str, words: tuple[str, ...], fact: Callable[[Run], f.Input], command_id: str | None) -> tuple[Journal, Taken]:
         """Append one fact to a run that has not ended; a command that was taken before is a no-op. Raises OtherCommand where it was for something else."""

@@ -1,9 +1,9 @@
 """Export, verify and import: a run as one JSON Lines file that can be checked on its own.
 
-A line for each payload stands before the record that names it first; records are byte for byte as stored. One line each, `\\n` and nothing else between: anything else is damage.
+The form of the file is in `events/EXPORT.md`; `examples/verify_export.py` reads it without anything of this package.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,12 +11,14 @@ import msgspec
 from refold.events import payloads as large
 from refold.events.chain import digest_of
 from refold.events.codec import Unreadable, read_line
-from refold.events.lineage import history
+from refold.events.lineage import ancestors, history
 from refold.events.storage import Row
 from refold.events.words import Digest, RunId
 from refold.fsm.audit import Audit, Verdict, Verified, audit_rows, verify_rows
 from refold.fsm.replay import Stored
 from refold.runtime.journal import UnknownRun, loader
+from refold.runtime.replay import misfiled, stored_rows
+from refold.runtime.sealing import Checked, Public, check
 from refold.runtime.store import Store
 
 PREFIX: Final = b'{"payload":"'
@@ -66,6 +68,10 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
             return verified
         return Verified(ok=False, events=verified.events, broken_at=self.damage[0], head=verified.head, why=self.damage[1])
 
+    def check(self, keys: Sequence[Public] = (), head: str | None = None) -> Checked:
+        """The chain, and what it is held against: public keys, and a head that was known before."""
+        return check(self.verify(), self.rows, self.load, keys, head)
+
     def audit(self) -> Audit:
         """Everything that can be judged without store and code."""
         audit, verified = audit_rows(self.run_id, self.rows, self.load), self.verify()
@@ -79,7 +85,7 @@ def parse(data: bytes, name: str) -> Export:
     """Take a file apart. A fault is noted, not raised: what is before it can still be judged."""
     rows: list[Stored] = []
     payloads: dict[Digest, bytes] = {}
-    loose: set[Digest] = set()
+    loose: list[Digest] = []
     damage: tuple[int, str] | None = None
     run_id = RunId("")
     lines = data.split(b"\n")
@@ -92,7 +98,7 @@ def parse(data: bytes, name: str) -> Export:
                 if digest in payloads:
                     raise Unreadable("the same payload twice")
                 payloads[digest] = value
-                loose.add(digest)
+                loose.append(digest)
                 continue
             record = read_line(line)
             _check_named(_named(bytes(record.data)), payloads, loose)
@@ -105,16 +111,18 @@ def parse(data: bytes, name: str) -> Export:
     if damage is None and tail:
         damage = (len(rows) + 1, "the last line does not end with a line feed")
     if damage is None and loose:
-        damage = (len(rows), f"no record names the payload {min(loose)}")
+        damage = (len(rows) + 1, f"no record names the payload {loose[0]}")
     return Export(name=name, run_id=run_id, rows=tuple(rows), payloads=payloads, damage=damage)
 
 
-def _check_named(named: list[Digest], payloads: dict[Digest, bytes], loose: set[Digest]) -> None:
-    """A payload stands directly before the first record that names it, and nowhere else."""
+def _check_named(named: list[Digest], payloads: dict[Digest, bytes], loose: list[Digest]) -> None:
+    """Payloads stand directly before the first record that names them, in the order in which it does, and nowhere else."""
     if missing := [digest for digest in named if digest not in payloads]:
         raise Unreadable(f"it names the payload {missing[0]}, which does not stand before it")
-    if stray := loose.difference(named):
-        raise Unreadable(f"it does not name the payload {min(stray)}, which stands before it")
+    if stray := [digest for digest in loose if digest not in named]:
+        raise Unreadable(f"it does not name the payload {stray[0]}, which stands before it")
+    if loose != [digest for digest in dict.fromkeys(named) if digest in loose]:
+        raise Unreadable("it names the payloads before it in another order")
 
 
 def _payload(line: bytes) -> tuple[Digest, bytes]:
@@ -128,29 +136,40 @@ def _payload(line: bytes) -> tuple[Digest, bytes]:
 
 def _named(data: bytes) -> list[Digest]:
     try:
-        return large.references(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        named = large.references(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"its data cannot be read: {error}") from error
+    if not all(isinstance(digest, str) for digest in named):
+        raise Unreadable("a reference to a payload holds no digest")
+    return named
 
 
-def import_file(store: Store, export: Export) -> RunId:
-    """Store a run from a file that verifies; a run that is there already, the same to the last byte, is left alone. Raises DamagedFile, OtherRun, StoreUnavailable."""
+def stored(store: Store, run_id: str) -> Export:
+    """A run of the store as if it were taken from a file; a row that is misfiled is damage. Raises UnknownRun, StoreUnavailable."""
+    rows = tuple(stored_rows(store, run_id))
+    streams = [*(stretch.run_id for stretch in ancestors(store.log, run_id)), run_id]
+    payloads = {digest: value for stream in streams for digest, value in store.log.payloads(stream).items()}
+    return Export(name=f"run {run_id}", run_id=RunId(run_id), rows=rows, payloads=payloads, damage=misfiled(store, run_id))
+
+
+def is_there(store: Store, export: Export) -> bool:
+    """Whether the store has the run of a file already. Raises DamagedFile for one that does not verify, OtherRun where what is stored is not the same to the last byte."""
     verified = export.verify()
     if not verified.ok:
         raise DamagedFile(f"{export.name} is damaged at position {verified.broken_at} ({verified.why}); nothing was imported")
-    head = store.log.head(export.run_id)
-    if head is not None:
-        if [(row.position, row.state) for row in history(store.log, export.run_id)] != list(export.rows):
-            raise OtherRun(f"{export.name}: the store already has a run {export.run_id}, and it is another one; nothing was imported")
-        return export.run_id
-    rows = [Row(position, read_line(stored).type, stored) for position, stored in export.rows]
-    store.log.append(export.run_id, rows[0].position - 1, rows, export.payloads, create=True)
+    if store.log.head(export.run_id) is None:
+        return False
+    if [(row.position, row.state) for row in history(store.log, export.run_id)] != list(export.rows):
+        raise OtherRun(f"{export.name}: the store already has a run {export.run_id}, and it is another one; nothing was imported")
+    return True
+
+
+def import_file(store: Store, export: Export) -> RunId:
+    """Store the run of a file; one that is there already is left alone. Raises DamagedFile, OtherRun, StoreUnavailable."""
+    if not is_there(store, export):
+        rows = [Row(position, read_line(stored).type, stored) for position, stored in export.rows]
+        store.log.append(export.run_id, rows[0].position - 1, rows, export.payloads, create=True)
     return export.run_id
-
-
-def verified_json(verified: Verified) -> dict[str, Any]:
-    """The documented shape of `verify`."""
-    return {"ok": verified.ok, "events": verified.events, "broken_at": verified.broken_at, "head": verified.head, "why": verified.why}
 
 
 def audit_json(audit: Audit) -> dict[str, Any]:

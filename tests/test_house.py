@@ -26,6 +26,7 @@ DOORS = {
     "openai": {"runtime/providers/"},
     "anthropic": {"runtime/providers/"},
     "genai_prices": {"runtime/prices.py"},
+    "cryptography": {"runtime/sealing.py"},
 }
 
 

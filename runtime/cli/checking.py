@@ -1,10 +1,11 @@
-"""`replay`, `audit`, `verify`, `export`, `import`: what can be proved about runs, here and elsewhere."""
+"""`replay`, `audit`, `export`, `import`: what can be proved about runs, here and elsewhere."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from refold.events.codec import read_line
 from refold.events.storage import StoreMissing
 from refold.runtime import replay as proofs, transfer
 from refold.runtime.cli import lookup, options as o, output
@@ -17,10 +18,10 @@ from refold.runtime.store import Store
 def replay(options: o.Replay) -> int:
     """Derive runs again and compare."""
     agent = lookup.agent_named(options.agent) if options.agent else None
-    _some(options.runs, options.all, "replay")
+    some(options.runs, options.all, "replay")
     try:
         with opened(options) as store:
-            found = [proofs.replay(store, run_id, agent) for run_id in _chosen(store, options.runs, options.all)]
+            found = [proofs.replay(store, run_id, agent) for run_id in chosen(store, options.runs, options.all)]
     except StoreMissing:
         if not options.all:
             raise
@@ -52,14 +53,14 @@ def _replayed(replayed: proofs.Replayed, page: Page) -> list[str]:
 
 def audit(options: o.Audit) -> int:
     """Check runs of the store, or exported files, against every invariant."""
-    _some(options.runs, options.all, "audit")
+    some(options.runs, options.all, "audit")
     files = [name for name in options.runs if name == "-" or is_file(name)]
     runs = [name for name in options.runs if name not in files]
     found: list[dict[str, Any]] = []
     if runs or options.all:
         try:
             with opened(options) as store:
-                found += [transfer.audit_json(proofs.audit(store, run_id)) for run_id in _chosen(store, runs, options.all)]
+                found += [transfer.audit_json(proofs.audit(store, run_id)) for run_id in chosen(store, runs, options.all)]
         except StoreMissing:
             if not options.all:
                 raise
@@ -100,27 +101,21 @@ def _verdict(name: str, verdict: dict[str, Any], text: str, page: Page) -> list[
     return [f"  {name:<6}{mark}  {first.strip()}".rstrip(), *rest]
 
 
-def verify(options: o.Verify) -> int:
-    """Check the chain of a file, its place in no store needed."""
-    told = transfer.verified_json(exported(options.file).verify())
-    if options.json:
-        output.document(told)
-    elif told["ok"]:
-        output.line(f"{one_line(options.file)}: {thousands(told['events'])} records, whole; the head is {told['head']}")
-    else:
-        output.line(f"{one_line(options.file)}: broken at position {told['broken_at']}: {one_line(told.get('why', ''))}")
-    return COMPLETED if told["ok"] else FOUND
-
-
 # -- export and import
 
 
 def export(options: o.Export) -> int:
     """A run as JSON Lines on standard output."""
     with opened(options) as store:
-        for line in transfer.export_lines(store, store.find(options.run)):
+        run_id = store.find(options.run)
+        line = b""
+        for line in transfer.export_lines(store, run_id):
             if not output.raw(line):
-                break
+                return COMPLETED
+    last = read_line(line.rstrip(b"\n"))
+    output.note(
+        f"run {run_id} up to position {last.position}; its head is {last.digest}, with which anybody can check the file: refold verify FILE --head DIGEST"
+    )
     return COMPLETED
 
 
@@ -132,12 +127,13 @@ def import_(options: o.Import) -> int:
         if not verified.ok:
             raise Refused(f"{export.name} is damaged at position {verified.broken_at} ({verified.why}); nothing was imported")
     with opened(options, create=True) as store:
+        there = [transfer.is_there(store, export) for export in exports]
         names = [transfer.import_file(store, export) for export in exports]
     if options.json:
-        output.document([{"run_id": name} for name in names])
+        output.document([{"run_id": name, "already_there": known} for name, known in zip(names, there, strict=True)])
     else:
-        for name in names:
-            output.line(f"imported run {name}")
+        for name, known in zip(names, there, strict=True):
+            output.line(f"run {name} is already there" if known else f"imported run {name}")
     return COMPLETED
 
 
@@ -155,10 +151,10 @@ def is_file(name: str) -> bool:
     return "/" in name or name.endswith(".jsonl") or Path(name).is_file()
 
 
-def _chosen(store: Store, names: Sequence[str], every: bool) -> list[str]:
+def chosen(store: Store, names: Sequence[str], every: bool) -> list[str]:
     return list(dict.fromkeys([*(store.find(name) for name in names), *(store.runs() if every else ())]))
 
 
-def _some(names: Sequence[str], every: bool, command: str) -> None:
+def some(names: Sequence[str], every: bool, command: str) -> None:
     if not names and not every:
         raise Refused(f"refold {command} needs a RUN, or --all for every run of the store")

@@ -74,7 +74,7 @@ def doctor(options: o.Doctor) -> int:
 
 def _examined(options: o.Doctor, store: Store, run_id: str, sizes: Sizes) -> Iterator[Finding]:
     """Everything that is to be said of one run."""
-    verified = _verified(store, run_id, sizes)
+    verified, unsealed = _verified(store, run_id, sizes)
     try:
         journal = store.journal(run_id)
     except (Illegal, Unreadable, PayloadMissing) as error:
@@ -87,6 +87,9 @@ def _examined(options: o.Doctor, store: Store, run_id: str, sizes: Sizes) -> Ite
     if run.begun.engine not in SUPPORTED:
         why = f"was made under engine {run.begun.engine}, and this version derives only {', '.join(map(str, sorted(SUPPORTED)))}: it can be shown here, and neither resumed nor replayed"
         yield Finding(run_id, run.status, "unsupported_engine", why, None, [], needs_person=run.ended is None)
+    if unsealed:
+        why = f"has {counted(unsealed, 'record')} behind its last seal, which nobody signed"
+        yield Finding(run_id, run.status, "behind_seal", why, run.at, [typed(options, "seal", run_id, "--key", "FILE")])
     if run.ended is not None:
         return
     for asked in pending_of(run):
@@ -96,12 +99,17 @@ def _examined(options: o.Doctor, store: Store, run_id: str, sizes: Sizes) -> Ite
     yield from _changed(options, run)
 
 
-def _verified(store: Store, run_id: str, sizes: Sizes) -> Verified:
-    """The chain of a run, and what it takes up."""
+def _verified(store: Store, run_id: str, sizes: Sizes) -> tuple[Verified, int]:
+    """The chain of a run, how many records are behind its last seal, and what it takes up."""
     load, seen = loader(store.log, run_id, many=True), set[Digest]()
+    sealed = behind = 0
 
     def rows() -> Iterator[tuple[int, bytes]]:
+        nonlocal sealed, behind
         for row in history(store.log, run_id):
+            if row.type == f.Sealed.TAG:
+                sealed, behind = row.position, 0
+            behind += sealed not in (0, row.position)
             sizes.records += 1
             sizes.record_bytes += len(row.state)
             yield row.position, row.state
@@ -115,7 +123,7 @@ def _verified(store: Store, run_id: str, sizes: Sizes) -> Verified:
         return value
 
     sizes.runs += 1
-    return verify_rows(run_id, rows(), measured)
+    return verify_rows(run_id, rows(), measured), behind
 
 
 def _broken(verified: Verified) -> str:

@@ -52,6 +52,7 @@ WRONG: Final = (
     "runtime.journal:UnknownRun",
     "runtime.models:UnknownModel",
     "runtime.providers.script:ScriptError",
+    "runtime.sealing:SealError",
     "runtime.settings:WrongSetting",
     "runtime.show:NoPrompt",
     "runtime.show:NoSuchPosition",

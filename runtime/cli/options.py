@@ -4,6 +4,7 @@ The one place where an option is named; help, parsing and the commands read it f
 """
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,13 @@ def _counted(text: str) -> int:
     if number < 1:
         raise ValueError("it is 1 or more")
     return number
+
+
+def _digest(text: str) -> str:
+    """Raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{43}", text):
+        raise ValueError("a digest of 43 characters is wanted, as refold show and refold export print it")
+    return text
 
 
 @dataclass(kw_only=True)
@@ -262,7 +270,19 @@ class Audit(Common):
 class Verify(Common):
     """refold verify"""
 
-    file: str = argument("FILE", "an exported run; - is standard input")
+    file: str = argument("FILE|RUN", "an exported run, or one of the store; - is standard input")
+    keys: tuple[str, ...] = option("--key", "PUBLIC", "a public key that must have sealed everything; may be given several times", many=True)
+    head: str | None = option("--head", "DIGEST", "a head that it must have, known from `refold show` or `refold export`", read=_digest)
+
+
+@dataclass(kw_only=True)
+class Seal(Common):
+    """refold seal"""
+
+    runs: tuple[str, ...] = argument("RUN", "ended runs, whose heads are signed", many=True, optional=True)
+    all: bool = switch("--all", "every ended run of the store")
+    key: str | None = option("--key", "FILE", "the private key, Ed25519 in PEM")
+    new_key: str | None = option("--new-key", "FILE", "make a key instead: the private half in FILE, the public one in FILE.pub")
 
 
 @dataclass(kw_only=True)
@@ -342,7 +362,8 @@ COMMANDS: Final[dict[str, Command]] = {
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),
     "certify": Command(Certify, "certifying:certify", "kill an agent's run at every step, resume it, and compare", CHECKING),
     "export": Command(Export, "checking:export", "a run as one JSON Lines file on stdout", CHECKING),
-    "verify": Command(Verify, "checking:verify", "check the chain of an exported run", CHECKING),
+    "verify": Command(Verify, "sealing:verify", "check the chain of an exported run, its seals and its head", CHECKING),
+    "seal": Command(Seal, "sealing:seal", "sign the head of ended runs, so that nothing can go missing at their end", CHECKING),
     "import": Command(Import, "checking:import_", "take exported runs into the store", CHECKING),
 }
 

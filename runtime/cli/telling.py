@@ -54,6 +54,8 @@ def words(record: Record) -> str:
             return one_line(f"{builder}: {error or f'{len(left_out)} turns left out'}")
         case f.RetryScheduled(attempt=attempt, delay_us=delay, because=because):
             return one_line(f"{because}; attempt {attempt} in {seconds(delay)}")
+        case f.Sealed(key=key):
+            return one_line(f"with key {key}")
         case f.RunCompleted() | f.RunStopped() | f.RunFailed() | f.RunCancelled() as ended:
             return one_line(": ".join(part for part in (ended.reason or "", ended.detail) if part))
         case other:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from refold.runtime.cli.render import Page, compact, cut, one_line, short, since, thousands
+from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, since, thousands
 from refold.runtime.ports import Request
 
 RESULT: Final = 100
@@ -37,10 +37,17 @@ def _facts(view: dict[str, Any], page: Page) -> list[str]:
         rows.insert(0, ("from", view["parent"]))
     if upto := [each["upto"] for each in view["compactions"] if not each["error"]]:
         rows.append(("context", f"what was said up to position {upto[-1]} is shown as a summary"))
+    if view["seals"]:
+        last = view["seals"][-1]
+        rows.append(("sealed", f"at position {last['position']} with key {last['key']}{_behind(view['position'] - last['position'])}"))
     if view["driver"] is not None:
         rows.append(("driver", f"{view['driver']['host']}, process {view['driver']['pid']}, since {since(view['driver']['since'])}"))
     made = [f"{page.paint(name.ljust(8), 'dim')}{cut(one_line(str(value)), page.room(8))}" for name, value in rows]
     return [*made, f"{page.paint('head'.ljust(8), 'dim')}{view['head']}"]  # never cut: it is there to be copied
+
+
+def _behind(records: int) -> str:
+    return f"; {counted(records, 'record')} came after it" if records else ""
 
 
 def _place(view: dict[str, Any]) -> str:

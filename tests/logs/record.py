@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from refold import Agent, Budgets, Context, NotPerformed, Policy, RetryableToolError, ScriptedModel, ToolResult, open_store, show, tool
 from refold.events import facts as f
@@ -128,6 +130,12 @@ def decided(store: Store, name: str) -> None:
 
 def waiting(store: Store, name: str) -> None:
     played(turn(ASK, call("send", to="ann")), DONE).run_sync("Wait.", store=store, run_id=name)
+
+
+def sealed(store: Store, name: str) -> None:
+    played(turn(call("look", at="near")), DONE).run_sync("Look, and be held to it.", store=store, run_id=name)
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))  # nobody's: the test that checks the seal has the public half
+    store.seal_sync(name, key=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def wanted(store: Store, name: str) -> None:
@@ -314,6 +322,7 @@ KINDS: dict[str, Callable[[Store, str], None]] = {
     "relevant": simple(*[turn(call("leaf", page=n)) for n in range(5)], DONE, context=Context(relevant_turns=1, keep_turns=1)),
     "window-full": simple(DONE, context=Context(window_tokens=1_000), instructions="Be brief. " * 400),
     "compaction-wanted": wanted,
+    "sealed": sealed,
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from refold import audit, open_store, replay, show
 from refold.events.words import STATES
+from refold.runtime.sealing import public
 from refold.runtime.transfer import export_lines, import_file, parse
 
 LOGS = sorted(Path(__file__).parent.glob("v*/*.jsonl"))
@@ -35,3 +36,10 @@ def test_there_is_one_for_every_way_to_end_and_every_state() -> None:
     assert {one["status"] for one in shown} == {"waiting_for_user", "completed", "stopped", "failed", "cancelled"}
     records = [json.loads(line) for path in LOGS for line in path.read_text(encoding="utf-8").splitlines()]
     assert {record.get("to") for record in records if "to" in record} == set(STATES)
+
+
+def test_the_seal_of_a_golden_log_is_that_of_its_key() -> None:
+    pytest.importorskip("cryptography", reason="the cryptography package is not installed")
+    key = public(b"-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAA6EHv/POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg=\n-----END PUBLIC KEY-----\n")
+    checked = parse((Path(__file__).parent / "v2" / "sealed.jsonl").read_bytes(), "sealed").check([key])
+    assert (checked.ok, [seal.verdict for seal in checked.seals]) == (True, ["ok"])

@@ -1,0 +1,101 @@
+"""The checker that shares no code with refold: what it says of seals and heads, what it prints, and that old Pythons can read it."""
+
+import ast
+import random
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refold import Agent, ScriptedModel, open_store, show
+from refold.runtime.sealing import new_key, public
+from refold.runtime.transfer import export_lines, parse
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "verify_export.py"
+GOLDEN = Path(__file__).parent / "logs" / "v2" / "sealed.jsonl"
+KEY = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAA6EHv/POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg=\n-----END PUBLIC KEY-----\n"
+
+
+def verify(folder: Path, *words: str) -> tuple[int, str]:
+    """What the script exits with and prints, run by itself in a folder, without anything that is installed."""
+    done = subprocess.run([sys.executable, "-I", "-S", str(SCRIPT), *words], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def test_it_needs_nothing_but_an_old_python() -> None:
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"), feature_version=(3, 9))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert names <= sys.stdlib_module_names
+
+
+def test_it_says_in_one_line_what_is_whole_and_what_is_not(tmp_path: Path) -> None:
+    # given a sealed file, one that was cut, one that was changed, and the public key
+    lines = GOLDEN.read_bytes().splitlines(keepends=True)
+    for name, data in (("whole", lines), ("cut", lines[:-1]), ("changed", [*lines[:4], lines[4].replace(b"1", b"2", 1), *lines[5:]])):
+        (tmp_path / name).write_bytes(b"".join(data))
+    (tmp_path / "key").write_text(KEY)
+    head = parse(GOLDEN.read_bytes(), "sealed").verify().head
+    # then each gets its line and its exit code
+    code, said = verify(tmp_path, "whole", "--key", "key", "--head", head)
+    assert (code, said.count("\n"), "signature ok" in said) == (0, 1, True)
+    assert "not checked" in verify(tmp_path, "whole")[1]
+    assert verify(tmp_path, "cut")[0] == 0
+    for words in (("cut", "--key", "key"), ("cut", "--head", head), ("changed",)):
+        code, said = verify(tmp_path, *words)
+        assert (code, said.count("\n")) == (1, 1), words
+    assert "position 5" in said
+    # and what cannot be read is said, too
+    assert verify(tmp_path, "nothing") == (2, "")
+    assert verify(tmp_path, "whole", "--key", "whole") == (2, "")
+
+
+def test_it_judges_seals_as_refold_does(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="the cryptography package is not installed")
+    # given files that were sealed by one, by two, by nobody, and one whose signature was changed and chained again
+    store = open_store("memory:")
+    for name in ("ann", "bob"):
+        new_key(tmp_path / name)
+    for run_id, names in (("none", ""), ("one", "ann"), ("two", "ann bob"), ("back", "bob ann")):
+        Agent(model=ScriptedModel([{"text": "Done."}])).run_sync("Do it.", store=store, run_id=run_id)
+        for name in names.split():
+            store.seal_sync(run_id, key=tmp_path / name)
+        (tmp_path / f"{run_id}.jsonl").write_bytes(b"".join(export_lines(store, run_id)))
+    # when both check them against either key, both and another head
+    for run_id in ("none", "one", "two", "back"):
+        for keys in ((), ("ann",), ("bob",), ("ann", "bob")):
+            for head in (None, show(store, "one", 3)["head"]):
+                words = [word for key in keys for word in ("--key", f"{key}.pub")] + (["--head", head] if head else [])
+                checked = parse((tmp_path / f"{run_id}.jsonl").read_bytes(), run_id).check([public(tmp_path / f"{key}.pub") for key in keys], head)
+                # then they agree
+                code, said = verify(tmp_path, f"{run_id}.jsonl", *words)
+                assert code == (0 if checked.ok else 1), (run_id, words, said)
+                assert not checked.ok or said.count("signature ok") == sum(seal.verdict == "ok" for seal in checked.seals)
+
+
+def test_its_arithmetic_says_what_the_library_says(tmp_path: Path) -> None:
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519", reason="the cryptography package is not installed")
+    from cryptography.exceptions import InvalidSignature
+
+    # given a signature, and the same with one bit of it, of the message or of the key flipped
+    script = runpy.run_path(str(SCRIPT))
+    rng, made = random.Random(5), ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    message = b"refold seal 1\nrun\n7\nhead\n"
+    honest = (made.public_key().public_bytes_raw(), message, made.sign(message))
+    assert script["ed25519"](*honest)
+    for _ in range(60):
+        parts = [bytearray(part) for part in honest]
+        part = rng.choice(parts)
+        part[rng.randrange(len(part))] ^= 1 << rng.randrange(8)
+        key, changed, signature = map(bytes, parts)
+        try:
+            ed25519.Ed25519PublicKey.from_public_bytes(key).verify(signature, changed)
+            good = True
+        except (InvalidSignature, ValueError):
+            good = False
+        # then both refuse it, as both do what is too short or too long
+        assert script["ed25519"](key, changed, signature) == good
+    assert not any(script["ed25519"](honest[0], message, signature) for signature in (b"", honest[2][:-1], honest[2] + b"x"))
