@@ -1,69 +1,32 @@
-"""`replay`, `audit`, `verify`, `export`, `import`: what can be proved about runs, here and elsewhere."""
+"""`audit`, `verify`, `export`, `import`: what can be proved about runs, here and elsewhere."""
 
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from refold.events.storage import StoreMissing
 from refold.runtime import replay as proofs, transfer
-from refold.runtime.cli import lookup, options as o, output
+from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
+from refold.runtime.cli.naming import chosen, exported, is_file, some_named
 from refold.runtime.cli.render import Page, one_line, thousands
 from refold.runtime.cli.stores import opened
-from refold.runtime.store import Store
-
-
-def replay(options: o.Replay) -> int:
-    """Derive runs again and compare."""
-    agent = lookup.agent_named(options.agent) if options.agent else None
-    _some(options.runs, options.all, "replay")
-    try:
-        with opened(options) as store:
-            found = [proofs.replay(store, run_id, agent) for run_id in _chosen(store, options.runs, options.all)]
-    except StoreMissing:
-        if not options.all:
-            raise
-        found = []
-    if options.json:
-        output.document([one.as_json() for one in found])
-    else:
-        page = Page()
-        for one in found:
-            for line in _replayed(one, page):
-                output.line(line)
-    return COMPLETED if all(one.identical for one in found) else FOUND
-
-
-def _replayed(replayed: proofs.Replayed, page: Page) -> list[str]:
-    head = f"run {replayed.run_id}"
-    if replayed.divergence is None:
-        return [f"{head}  {page.paint('identical', 'green')}  {thousands(replayed.events)} records"]
-    told = replayed.as_json()["divergence"]
-    lines = [f"{head}  {page.paint('diverges', 'red')} at position {told['position']}" + (f", in {told['field']}" if told.get("field") else "")]
-    for name in ("recorded", "derived", "cause"):
-        if told.get(name) not in (None, ""):
-            lines += page.paragraphs(f"{name}: {one_line(str(told[name]), 400)}", "    ")
-    return lines
-
 
 # -- audit and verify
 
 
 def audit(options: o.Audit) -> int:
     """Check runs of the store, or exported files, against every invariant."""
-    _some(options.runs, options.all, "audit")
-    files = [name for name in options.runs if name == "-" or _is_file(name)]
+    some_named(options.runs, options.all, "audit")
+    files = [name for name in options.runs if is_file(name)]
     runs = [name for name in options.runs if name not in files]
     found: list[dict[str, Any]] = []
     if runs or options.all:
         try:
             with opened(options) as store:
-                found += [transfer.audit_json(proofs.audit(store, run_id)) for run_id in _chosen(store, runs, options.all)]
+                found += [transfer.audit_json(proofs.audit(store, run_id)) for run_id in chosen(store, runs, options.all)]
         except StoreMissing:
             if not options.all:
                 raise
-    found += [transfer.audit_json(_exported(name).audit()) for name in files]
+    found += [transfer.audit_json(exported(name).audit()) for name in files]
     if options.json:
         output.document(found)
     else:
@@ -102,7 +65,7 @@ def _verdict(name: str, verdict: dict[str, Any], text: str, page: Page) -> list[
 
 def verify(options: o.Verify) -> int:
     """Check the chain of a file, its place in no store needed."""
-    told = transfer.verified_json(_exported(options.file).verify())
+    told = transfer.verified_json(exported(options.file).verify())
     if options.json:
         output.document(told)
     elif told["ok"]:
@@ -126,7 +89,7 @@ def export(options: o.Export) -> int:
 
 def import_(options: o.Import) -> int:
     """Take files into the store: all of them are read and checked before there is one."""
-    exports = [_exported(name) for name in options.files]
+    exports = [exported(name) for name in options.files]
     for export in exports:
         verified = export.verify()
         if not verified.ok:
@@ -139,26 +102,3 @@ def import_(options: o.Import) -> int:
         for name in names:
             output.line(f"imported run {name}")
     return COMPLETED
-
-
-def _exported(name: str) -> transfer.Export:
-    """A file taken apart. Raises Refused where it cannot be read or is something else altogether."""
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise Refused(f"the file {name} cannot be read ({error.strerror})") from None
-    return transfer.parse(data, "standard input" if name == "-" else name)
-
-
-def _is_file(name: str) -> bool:
-    """Whether a word is an exported file and not a run: ids have no slash, and files that are looked for have a suffix or are there."""
-    return "/" in name or name.endswith(".jsonl") or Path(name).is_file()
-
-
-def _chosen(store: Store, names: Sequence[str], every: bool) -> list[str]:
-    return list(dict.fromkeys([*(store.find(name) for name in names), *(store.runs() if every else ())]))
-
-
-def _some(names: Sequence[str], every: bool, command: str) -> None:
-    if not names and not every:
-        raise Refused(f"refold {command} needs a RUN, or --all for every run of the store")
