@@ -66,7 +66,7 @@ def differs(was: Run, now: Run, recorded: f.Fact, derived: f.Derived) -> str | N
     unseen = UNSEEN.get(type(derived), frozenset())
     for name in derived.__struct_fields__:
         if name not in unseen and getattr(recorded, name) != getattr(derived, name):
-            return f"data.{name}"
+            return name if name == "call" else f"data.{name}"
     if isinstance(recorded, f.ModelRequested) and isinstance(derived, f.ModelRequested) and not _shows_the_same(was, now, recorded, derived):
         return "data.digest"
     return None

@@ -64,14 +64,17 @@ def forked(fact: f.RunForked, settings: Settings) -> f.RunForked:
     return msgspec.structs.replace(fact, changes={path: settings.get(path, value) for path, value in fact.changes.items()})
 
 
-def check_under(check: f.Check, name: str, setup: f.Setup) -> f.Check:
-    """What was said of a call, with the attempts and the time that the policy grants where its tool leaves that open."""
+def check_under(check: f.Check, name: str, setup: f.Setup, settings: Sequence[Setting]) -> f.Check:
+    """What was said of a call, with the attempts and the time that another policy grants where its tool leaves that open."""
     tool = next((tool for tool in setup.tools if tool.name == name), None)
+    paths = {setting.path for setting in settings}
     if tool is None or check.kind != "success" or name == ASK_USER:
         return check
-    retries = setup.policy.max_tool_retries if tool.retries is None else check.retries
-    timeout_s = setup.policy.tool_timeout_s if tool.timeout_s is None else check.timeout_s
-    return msgspec.structs.replace(check, retries=retries, timeout_s=timeout_s)
+    if "policy.max_tool_retries" in paths and tool.retries is None:
+        check = msgspec.structs.replace(check, retries=setup.policy.max_tool_retries)
+    if "policy.tool_timeout_s" in paths and tool.timeout_s is None:
+        check = msgspec.structs.replace(check, timeout_s=setup.policy.tool_timeout_s)
+    return check
 
 
 # -- what the result leans on
@@ -157,7 +160,7 @@ def _of_fact(fact: f.Fact) -> tuple[tuple[str, ...], str, str] | None:
         case f.ModelRequested(wrap_up=True):
             return _USED_UP, "wrap_up", "it is the last turn, for the answer alone"
         case f.ModelRequested():
-            return _WINDOW, "context", ""
+            return _WINDOW, "context", "the request shows something else"
         case _:
             return None
 

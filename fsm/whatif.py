@@ -86,9 +86,7 @@ class Pair:
         self.assumed: dict[str, None] = {}
 
     def take(self, record: Record) -> None:
-        """One more record of the run that was. Raises Illegal where it has no place, or is not the next one."""
-        if record.position != self.was.position + 1:
-            raise Illegal(self.was.state, record.type, f"position {self.was.position + 1} is missing")
+        """One more record of the run that was. Raises Illegal where it has no place."""
         self.was = step(self.was, record)
 
     def change(self, record: Record | None, found: Otherwise, call: CallId | None = None) -> Change:
@@ -132,11 +130,11 @@ def _result(pair: Pair, changes: Sequence[Change], evidence: str, otherwise_: Ve
 
 def _parted(pair: Pair, before: Sequence[Change], parted: Parted, rest: Iterable[Record]) -> WhatIf:
     """The result where the evidence ends. The rest of the recording only says what was used behind that."""
-    ended = parted.ended
+    first, ended = parted.changes[0], parted.ended
     for record in _followed(pair, rest):
-        if ended is None and parted.last_turn and isinstance(record.fact, f.ModelRequested) and record.source != "streaming_model":
+        anew = isinstance(record.fact, f.ModelRequested) and record.source != "streaming_model" and record.position > first.position
+        if ended is None and parted.last_turn and anew:
             ended = pair.was  # the last turn is counted as it was recorded
-    first = parted.changes[0]
     if parted.last_turn and ended is not None:
         first = msgspec.structs.replace(first, verdict="would stop earlier")
     changes = (*before, first, *parted.changes[1:])
@@ -175,6 +173,9 @@ BEYOND: Final[Mapping[Verdict, str]] = {
 def _batch(pair: Pair, recorded: Sequence[Record]) -> Iterator[Change | Parted]:
     """What would have been decided otherwise in one batch; both runs are behind it then, unless they parted."""
     first = recorded[0]
+    for position, record in enumerate(recorded, pair.was.position + 1):
+        if record.position != position:
+            raise Illegal(record.source, record.type, f"position {position} is missing")
     cursor = Cursor(pair.now, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
     heard = [record for record in recorded if record.fact.INPUT]
     given: list[f.Input] = [record.fact for record in heard]  # type: ignore[misc]  # INPUT tells the unions apart
@@ -223,9 +224,9 @@ def _laid_over(pair: Pair, now: Run, fact: f.Input) -> f.Input:
             return reasons.forked(fact, pair.settings)
         case f.CallsChecked() if now.open is not None:
             names = {call.id: call.name for call in now.calls}
-            return f.CallsChecked(checks=tuple(reasons.check_under(check, names.get(check.call, ""), now.begun) for check in fact.checks))
+            return f.CallsChecked(checks=tuple(reasons.check_under(check, names.get(check.call, ""), now.begun, pair.changed) for check in fact.checks))
         case f.CallSuperseded() if (call := now.call(fact.call)) is not None:
-            return msgspec.structs.replace(fact, check=reasons.check_under(fact.check, call.name, now.begun))
+            return msgspec.structs.replace(fact, check=reasons.check_under(fact.check, call.name, now.begun, pair.changed))
         case _:
             return fact
 
@@ -310,8 +311,7 @@ def _parts(pair: Pair, cursor: Cursor, record: Record | None, follows: f.Derived
     names, code, words = reasons.of_facts(facts, recorded)
     old, new = _values(recorded, follows, field, now)
     found = Otherwise(_verdict(recorded, follows, ending, now), field, old, new, names, code, words)
-    call = getattr(follows, "call", None)
-    changes = [pair.change(record, found, call)]
+    changes = [pair.change(record, found, getattr(follows, "call", None) if found.verdict != "would go on" else None)]
     if ending is not None and ending is not follows:
         same = changes[0]
         changes.append(msgspec.structs.replace(same, position=cursor.run.position, call_id=None, field="type", recorded=None, derived=ending.TAG))
@@ -344,12 +344,23 @@ def _verdict(recorded: f.Fact | None, derived: f.Derived | None, ending: f.Endin
         return "would stop earlier"
     if derived is None:
         return "would show the model something else" if _waits_for_builder(now) else "would ask a human"
+    if isinstance(recorded, REFUSALS) and isinstance(derived, REFUSALS) and (before := _earlier(recorded, derived, now)) is not None:
+        return "would be rejected" if before is derived else "would go on"
     if type(recorded) is type(derived):
         return "would show the model something else" if not isinstance(derived, (*reasons.ENDINGS, f.ToolStarted)) else "would act otherwise"
-    if isinstance(derived, REFUSALS) and not isinstance(recorded, REFUSALS):
+    if isinstance(derived, REFUSALS) and not isinstance(recorded, (*REFUSALS, f.RunStopped, f.RunFailed)):
         return "would be rejected"
     if (recorded is None or isinstance(recorded, GIVEN_UP)) and ending is None:
         return "would go on"
     if isinstance(derived, (*CONTEXT, *REFUSALS, f.ToolClosed)) or isinstance(recorded, CONTEXT):
         return "would show the model something else"
     return "would act otherwise"
+
+
+def _earlier(recorded: f.Fact, derived: f.Fact, now: Run) -> f.Fact | None:
+    """Which of two facts is about the earlier call; None where they are not about two."""
+    places = {call.id: place for place, call in enumerate(now.calls)}
+    old, new = (places.get(getattr(fact, "call", None) or CallId("")) for fact in (recorded, derived))
+    if old is None or new is None or old == new:
+        return None
+    return recorded if old < new else derived
