@@ -173,12 +173,18 @@ def said_otherwise(given: f.Input, today: f.Input) -> str:
     if given == today:
         return ""
     match today:
-        case f.RunStarted() if isinstance(given, f.RunStarted):
+        case f.RunStarted() | f.RunContinued() if isinstance(given, f.RunStarted | f.RunContinued):
             names = [name for name in ("instructions", "tools", "validators", "answer_schema", "context_builder") if _declares_otherwise(name, given, today)]
             return f"the agent's {' and '.join(names)}"
         case f.CallsChecked() if isinstance(given, f.CallsChecked):
-            check = next(new for old, new in zip(given.checks, today.checks, strict=True) if old != new)
-            return f"the agent's tools, which say {check.kind} of {check.call} today"
+            old, new = next(pair for pair in zip(given.checks, today.checks, strict=True) if pair[0] != pair[1])
+            if old.kind != new.kind or new.kind != "success":
+                return f"the agent's tools, which say {new.kind} of {new.call} today"
+            if old.approval != new.approval:
+                return (
+                    f"the agent's tools, which want {new.call} to be approved today" if new.approval else f"the agent's tools, which let {new.call} run today"
+                )
+            return f"the agent's tools, which say something else of {new.call} today"
         case f.AnswerChecked():
             return f"the agent's validators {', '.join(today.validators) or '(none)'}, which {'reject' if today.complaints or today.error else 'accept'} this answer today"
         case f.ContextChosen(builder=builder):
@@ -187,5 +193,5 @@ def said_otherwise(given: f.Input, today: f.Input) -> str:
             return "what refold itself makes of this today"
 
 
-def _declares_otherwise(name: str, given: f.RunStarted, today: f.RunStarted) -> bool:
+def _declares_otherwise(name: str, given: f.RunStarted | f.RunContinued, today: f.RunStarted | f.RunContinued) -> bool:
     return bool(getattr(given.setup, name) != getattr(today.setup, name))

@@ -20,7 +20,7 @@ from refold.fsm.decide import follow, from_outside
 from refold.fsm.effects import ChooseContext, pending
 from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
 from refold.fsm.otherwise import Otherwise, Verdict
-from refold.fsm.replay import Ask, Broken, Stored, batches
+from refold.fsm.replay import Ask, Broken, Divergence, Stored, batches
 from refold.projections.run import Run, replace
 
 
@@ -84,6 +84,8 @@ class Pair:
         self.unasked: set[CallId] = set()
         """Calls about which a human was asked, and would not be."""
         self.assumed: dict[str, None] = {}
+        self.cut = False
+        """Whether the last batch is not whole: a fork begins there, or the rest is missing."""
 
     def take(self, record: Record) -> None:
         """One more record of the run that was. Raises Illegal where it has no place."""
@@ -111,16 +113,28 @@ def what_if(run_id: str, rows: Iterable[Stored], load: Load, settings: reasons.S
     stored = batches(rows, load)
     try:
         for batch in stored:
+            _check_whole(pair, batch)
             for found in _batch(pair, batch):
                 if isinstance(found, Parted):
                     behind = (record for record in batch if record.position > pair.was.position)
                     return _parted(pair, changes, found, chain(behind, chain.from_iterable(stored)))
                 changes.append(found)
+        _check_whole(pair)
     except (Broken, Illegal) as error:
-        why = error.divergence.cause.partition(": ")[2] if isinstance(error, Broken) else str(error)
-        evidence = f"up to position {pair.was.position}: the recording cannot be followed any further ({why})"
-        return _result(pair, changes, evidence, "cannot be told", horizon=pair.was.position)
-    return _result(pair, changes, "the whole recording", "unaffected")
+        told = _result(pair, changes, WHOLE, "unaffected")
+        return cut_short(told, pair.was.position, error.divergence.cause.partition(": ")[2] if isinstance(error, Broken) else str(error))
+    return _result(pair, changes, WHOLE, "unaffected")
+
+
+WHOLE: Final = "the whole recording"
+
+
+def cut_short(told: WhatIf, position: int, why: str) -> WhatIf:
+    """The same of a recording that cannot be followed beyond a position."""
+    if told.horizon is not None and told.horizon <= position:
+        return told
+    verdict = told.verdict if told.changes else "cannot be told"
+    return replace(told, verdict=verdict, horizon=position, evidence=f"up to position {position}: the recording cannot be followed any further ({why})")
 
 
 def _result(pair: Pair, changes: Sequence[Change], evidence: str, otherwise_: Verdict, *, horizon: int | None = None, saved: Saved | None = None) -> WhatIf:
@@ -136,7 +150,8 @@ def _parted(pair: Pair, before: Sequence[Change], parted: Parted, rest: Iterable
         if ended is None and parted.last_turn and anew:
             ended = pair.was  # the last turn is counted as it was recorded
     if parted.last_turn and ended is not None:
-        first = msgspec.structs.replace(first, verdict="would stop earlier")
+        first = replace(first, verdict="would stop earlier")
+        pair.assumed |= {"the last turn would have used what it used when it was recorded": None}
     changes = (*before, first, *parted.changes[1:])
     saved = _saved(ended, pair.was) if ended is not None and changes[0].verdict == "would stop earlier" else None
     why = "there the run ends" if parted.ended is not None else BEYOND[first.verdict]
@@ -170,12 +185,23 @@ BEYOND: Final[Mapping[Verdict, str]] = {
 # -- one batch
 
 
+def _check_whole(pair: Pair, following: Sequence[Record] = ()) -> None:
+    """Raises Broken where records are missing: within a batch or in front of it, or behind the last one."""
+    for position, record in enumerate(following, pair.was.position + 1):
+        if record.position != position:
+            raise _missing(position)
+    if not pair.was.position + len(following) or (pair.cut and not (following and isinstance(following[0].fact, f.RunForked))):
+        raise _missing(pair.was.position + 1)
+    pair.cut = False
+
+
+def _missing(position: int) -> Broken:
+    return Broken(Divergence(position=position, field="type", recorded=None, derived=None, cause=f"environment: position {position} is missing"))
+
+
 def _batch(pair: Pair, recorded: Sequence[Record]) -> Iterator[Change | Parted]:
     """What would have been decided otherwise in one batch; both runs are behind it then, unless they parted."""
     first = recorded[0]
-    for position, record in enumerate(recorded, pair.was.position + 1):
-        if record.position != position:
-            raise Illegal(record.source, record.type, f"position {position} is missing")
     cursor = Cursor(pair.now, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
     heard = [record for record in recorded if record.fact.INPUT]
     given: list[f.Input] = [record.fact for record in heard]  # type: ignore[misc]  # INPUT tells the unions apart
@@ -208,7 +234,12 @@ def _input(pair: Pair, cursor: Cursor, record: Record, today: f.Input) -> Iterat
     if found is not None:
         ended = cursor.run if found.verdict == "would stop earlier" else None
         yield Parted(changes=(pair.change(record, found._replace(recorded=found.recorded or record.type)),), ended=ended)
-    if isinstance(fact, f.ApprovalDenied | f.CallSuperseded) and fact.call in pair.unasked:
+    yield from _refused_unasked(pair, record)
+
+
+def _refused_unasked(pair: Pair, record: Record) -> Iterator[Parted]:
+    """A human's no, or other arguments, for a call about which nobody would have been asked."""
+    if isinstance(record.fact, f.ApprovalDenied | f.CallSuperseded | f.ApprovalExpired) and record.call in pair.unasked:
         yield Parted(changes=(pair.change(record, Otherwise("would go on", "type", record.type, None, (), "approval", "nobody would have been asked")),))
 
 
@@ -219,14 +250,14 @@ def _laid_over(pair: Pair, now: Run, fact: f.Input) -> f.Input:
             pair.changed, pair.declared = reasons.changed(fact.setup, pair.settings), pair.told
             setup = reasons.laid_over(fact.setup, pair.settings)
             pair.assumed |= dict.fromkeys(reasons.assumptions(fact.setup, setup, pair.changed))
-            return msgspec.structs.replace(fact, setup=setup)
+            return replace(fact, setup=setup)
         case f.RunForked():
             return reasons.forked(fact, pair.settings)
         case f.CallsChecked() if now.open is not None:
             names = {call.id: call.name for call in now.calls}
             return f.CallsChecked(checks=tuple(reasons.check_under(check, names.get(check.call, ""), now.begun, pair.changed) for check in fact.checks))
         case f.CallSuperseded() if (call := now.call(fact.call)) is not None:
-            return msgspec.structs.replace(fact, check=reasons.check_under(fact.check, call.name, now.begun, pair.changed))
+            return replace(fact, check=reasons.check_under(fact.check, call.name, now.begun, pair.changed))
         case _:
             return fact
 
@@ -249,7 +280,7 @@ def _as_asked(old: f.Check, new: f.Check) -> f.Check:
     """A check under which a human is asked for what they were asked for, so that their word counts for it."""
     if not old.approval or new.kind != "success":
         return new
-    return msgspec.structs.replace(new, approval=True, approval_reason=old.approval_reason, digest=old.digest)
+    return replace(new, approval=True, approval_reason=old.approval_reason, digest=old.digest)
 
 
 # -- what follows
@@ -260,13 +291,16 @@ def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record]) -> Iterator
     left = list(reversed(recorded))
     while True:
         record, follows = left[-1] if left else None, follow(cursor.run, cursor.stamp)
-        if record is None and (follows is None or follow(pair.was, cursor.stamp) is not None or _waits_for_builder(pair.was)):
-            return  # the same; or the recording goes on elsewhere: a fork begins here, or a builder's choice comes next
+        if record is None:
+            pair.cut = follow(pair.was, cursor.stamp) is not None
+            if follows is None or pair.cut or _waits_for_builder(pair.was):
+                return  # the same; or it goes on in a fork, or with what a builder chooses
         field = otherwise.differs(pair.was, cursor.run, record.fact, follows) if record is not None and follows is not None else "type"
         if record is not None and follows is not None and field is None:
             fire_compiled(cursor, follows)
             pair.take(record)
             left.pop()
+            yield from _refused_unasked(pair, record)
         elif isinstance(follows, f.ApprovalRequested):
             yield _asks(pair, cursor, record, follows)
         elif follows is None and otherwise.shows_everything(cursor.run):
@@ -313,8 +347,7 @@ def _parts(pair: Pair, cursor: Cursor, record: Record | None, follows: f.Derived
     found = Otherwise(_verdict(recorded, follows, ending, now), field, old, new, names, code, words)
     changes = [pair.change(record, found, getattr(follows, "call", None) if found.verdict != "would go on" else None)]
     if ending is not None and ending is not follows:
-        same = changes[0]
-        changes.append(msgspec.structs.replace(same, position=cursor.run.position, call_id=None, field="type", recorded=None, derived=ending.TAG))
+        changes.append(replace(changes[0], position=cursor.run.position, call_id=None, field="type", recorded=None, derived=ending.TAG))
     return Parted(changes=tuple(changes), ended=cursor.run if ending is not None else None, last_turn=_is_last_turn(now, follows))
 
 

@@ -19,7 +19,7 @@ from refold.fsm.compaction import choosable
 from refold.fsm.machine import Illegal, empty, step
 from refold.fsm.otherwise import Verdict
 from refold.fsm.replay import Ask, Divergence, Stored, replay_rows
-from refold.fsm.whatif import Change, WhatIf, what_if
+from refold.fsm.whatif import Change, WhatIf, cut_short, what_if
 from refold.projections.evidence import cited
 from refold.projections.run import Run
 from refold.projections.transcript import Transcript
@@ -112,6 +112,8 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     if damage is not None and (divergence is None or divergence.position > damage[0]):
         divergence = Divergence(position=damage[0], field="bytes", recorded=damage[1], derived=None, cause="environment: the file is damaged")
     told = what_if(run_id, recording.rows(), load, changes or {}, ask()) if changes is not None or agent is not None else None
+    if told is not None and damage is not None:
+        told = cut_short(told, damage[0] - 1, damage[1])
     return Replayed(run_id=run_id, events=derived.events, divergence=divergence, records=derived.records, what_if=told)
 
 
@@ -179,7 +181,7 @@ def _again(agent: Agent, run: Run, transcript: Transcript, fact: f.Input, given:
             return selecting.choice(run, transcript, choosable(run), *agent.consults(run.begun).context_builder)
         case f.ContextCompacted() if run.past.asked is not None and run.past.asked.author == "extractive":
             return compacting.extracted(run.past.asked, run, transcript)
-        case f.RunStarted():
+        case f.RunStarted() | f.RunContinued():
             return msgspec.structs.replace(fact, setup=_declared(agent, fact.setup))
         case f.CallsChecked():
             output = next(made for made in given if isinstance(made, f.ToolCallsRequested))

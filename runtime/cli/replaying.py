@@ -6,23 +6,26 @@ Apart from the other checks, because only this one asks what would have been, an
 import multiprocessing
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from refold.events import money
 from refold.events.storage import StoreMissing, StoreUnavailable
+from refold.fsm.replay import Divergence
+from refold.fsm.whatif import WhatIf
 from refold.projections.revisions import UnsupportedEngine
 from refold.runtime import replay as proofs, settings
 from refold.runtime.agent import Agent
 from refold.runtime.cli import lookup, options as o, output
 from refold.runtime.cli.exits import COMPLETED, FAILED, FOUND, Refused, explain
 from refold.runtime.cli.naming import chosen, exported, is_file, some_named
-from refold.runtime.cli.render import Page, counted, one_line, thousands
+from refold.runtime.cli.render import Page, counted, one_line, thousands, width_of
 from refold.runtime.cli.stores import opened
 from refold.runtime.store import Store, open_store
 
@@ -54,7 +57,7 @@ def replay(options: o.Replay) -> int:
     """Derive runs again and compare, or say what would have been decided otherwise."""
     some_named(options.runs, options.all, "replay")
     wanted = Wanted(options.store, options.agent, settings.changes_of(options.settings) if options.settings else None)
-    agent = lookup.agent_named(options.agent) if options.agent else None
+    agent = _agent(options.agent)
     page, found = Page(), list[Told]()
     with ExitStack() as stack:
         store = _store(options, stack)
@@ -128,6 +131,12 @@ def _is_much(named: Sequence[Named], store: Store | None) -> bool:
 # -- one run, here or in another process
 
 
+def _agent(spec: str | None) -> Agent | None:
+    """The agent that is to be asked. Raises Refused."""
+    with redirect_stdout(sys.stderr):
+        return lookup.agent_named(spec) if spec else None
+
+
 def _all_told(wanted: Wanted, named: Sequence[Named], jobs: int, store: Store | None, agent: Agent | None) -> Iterator[Told]:
     """Every run, in order."""
     if jobs == 1:
@@ -139,29 +148,26 @@ def _told(store: Store | None, agent: Agent | None, changes: Mapping[str, Any] |
     """One run in the documented shape, whatever is wrong with it. Raises what is wrong with the store, or Refused for a file that cannot be read."""
     recording = proofs.in_file(exported(named.name)) if named.file else proofs.in_store(_there(store), named.name)
     try:
-        told = proofs.replayed(recording, agent, changes).as_json()
+        with redirect_stdout(sys.stderr):  # what the agent's code prints is no result
+            told = proofs.replayed(recording, agent, changes).as_json()
     except UnsupportedEngine as error:
-        told = _unfit(recording, "data.setup.engine", f"code: {error}")
+        told = _unfit(recording, "data.setup.engine", f"code: {error}", asked=agent is not None or changes is not None)
     except (StoreUnavailable, Refused):
         raise
     except Exception as error:  # a record that no version of refold wrote is the fault of the record
         if os.environ.get("REFOLD_DEBUG"):
             raise
-        told = _unfit(recording, "", f"environment: it is no record of a run that can be followed ({type(error).__name__}: {error})")
+        why = f"environment: it is no record of a run that can be followed ({type(error).__name__}: {error})"
+        told = _unfit(recording, "", why, asked=agent is not None or changes is not None)
     return {**told, "file": named.name} if named.file else told
 
 
-def _unfit(recording: proofs.Recording, field: str, cause: str) -> Told:
-    """A run that cannot be derived at all."""
+def _unfit(recording: proofs.Recording, field: str, cause: str, *, asked: bool) -> Told:
+    """A run that cannot be derived at all, in the same shape; with what nobody can say of it where that was `asked`."""
     events = sum(1 for _ in recording.rows())
-    return {
-        "run_id": recording.run_id,
-        "events": events,
-        "identical": False,
-        "divergence": {"position": 1, "field": field, "recorded": None, "derived": None, "cause": one_line(cause, 400)},
-        "verdict": "cannot be told",
-        "changes": [],
-    }
+    divergence = Divergence(position=1, field=field, recorded=None, derived=None, cause=one_line(cause, 400))
+    told = WhatIf(verdict="cannot be told", horizon=0, evidence=cause.partition(": ")[2]) if asked else None
+    return proofs.Replayed(run_id=recording.run_id, events=events, divergence=divergence, records=(), what_if=told).as_json()
 
 
 _here: list[partial[Told]] = []
@@ -172,8 +178,7 @@ def _begin(wanted: Wanted) -> None:
     """The beginning of a process of the pool, which has a store and an agent of its own; it is ended by the one that began it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     store = open_store(wanted.store, create=False) if wanted.store else None
-    agent = lookup.agent_named(wanted.agent) if wanted.agent else None
-    _here.append(partial(_told, store, agent, wanted.changes))
+    _here.append(partial(_told, store, _agent(wanted.agent), wanted.changes))
 
 
 def _perform(named: Named) -> Told | tuple[int, str]:
@@ -188,6 +193,7 @@ def _by_others(wanted: Wanted, named: Sequence[Named], jobs: int) -> Iterator[To
     """Every run by a pool of processes, in order. Raises Refused."""
     if all(file for _, file in named):
         wanted = wanted._replace(store="")
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(wanted,))
     try:
         with _uninterrupted():
@@ -199,11 +205,12 @@ def _by_others(wanted: Wanted, named: Sequence[Named], jobs: int) -> Iterator[To
     except BrokenProcessPool:
         raise Refused("a process that replays died; give it more memory, or go on in this one with --jobs 1", FAILED) from None
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            process.terminate()
+            if process not in others:
+                process.terminate()
         raise
-    pool.shutdown()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -220,16 +227,18 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _lines(told: Told, page: Page, *, whole: bool) -> list[str]:
-    """A run in a line; with everything that is to be said of it where it is the `whole` answer, or where it diverges."""
-    name = f"run {one_line(told['run_id'])}"
-    divergence = told["divergence"]
+    """A run in a line, and everything that is to be said of it where it is the `whole` answer."""
+    name, divergence, changes = f"run {one_line(told['run_id'])}", told["divergence"], told.get("changes", [])
+    diverges = f"{page.paint('diverges', 'red')} at position {divergence['position']}" if divergence is not None else ""
     if "verdict" not in told:
-        return [f"{name}  {page.paint('identical', 'green')}  {counted(told['events'], 'record')}"] if divergence is None else _diverges(name, divergence, page)
-    lines = [] if divergence is None else _diverges(name, divergence, page)
-    first = f"{name}  {_verdict(told, page)}"
-    place = f" at position {told['changes'][0]['position']}" if told["changes"] else ""
-    lines.append(first + place + _saving(told.get("saved")))
-    return [*lines, *_changes(told, page)] if whole else lines
+        first = f"{name}  {diverges or page.paint('identical', 'green')}" + ("" if diverges else f"  {counted(told['events'], 'record')}")
+    else:
+        place = f" at position {changes[0]['position']}" if changes else ""
+        first = f"{name}  {_verdict(told, page)}{place}{_saving(told.get('saved'))}" + (f"; {diverges}" if diverges else "")
+    if whole:
+        return [first, *(_divergence(divergence, page) if divergence is not None else ()), *_changes(told, page)]
+    why = changes[0]["because"] if changes else divergence["cause"] if divergence is not None else ""
+    return [first + (f": {one_line(why, page.room(width_of(first) + 2))}" if why else "")]
 
 
 def _verdict(told: Told, page: Page) -> str:
@@ -237,22 +246,23 @@ def _verdict(told: Told, page: Page) -> str:
     return page.paint(told["verdict"], colour)
 
 
-def _diverges(name: str, divergence: Told, page: Page) -> list[str]:
-    lines = [f"{name}  {page.paint('diverges', 'red')} at position {divergence['position']}" + (f", in {divergence['field']}" if divergence["field"] else "")]
-    for part in ("recorded", "derived", "cause"):
+def _divergence(divergence: Told, page: Page) -> list[str]:
+    lines = []
+    for part in ("field", "recorded", "derived", "cause"):
         if divergence[part] not in (None, ""):
             lines += page.paragraphs(f"{part}: {one_line(str(divergence[part]), 400)}", "    ")
     return lines
 
 
 def _changes(told: Told, page: Page) -> list[str]:
-    """Every change with its reason, what that rests on, and how far it goes."""
+    """Every change with its reason, how far the recording proves them, and what that leans on."""
     lines = []
-    for change in told["changes"]:
+    for change in told.get("changes", ()):
         place = f"{change['position']}" + (f", {change['call_id']}" if change["call_id"] else "")
         values = f"{one_line(str(change['recorded']), 60)} -> {one_line(str(change['derived']), 60)}"
         lines += page.paragraphs(f"{place}: {change['field'].removeprefix('data.')} {values}: {one_line(change['because'], 400)}", "    ")
-    lines += page.paragraphs(f"evidence: {one_line(told['evidence'])}", "    ") if told.get("evidence") and told["changes"] else []
+    if told.get("evidence"):
+        lines += page.paragraphs(f"evidence: {one_line(told['evidence'], 400)}", "    ")
     for assumed in told.get("assumed", ()):
         lines += page.paragraphs(f"assuming that {one_line(assumed)}", "    ")
     return lines

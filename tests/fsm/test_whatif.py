@@ -12,6 +12,7 @@ from hypothesis import settings
 from refold.events import facts as f
 from refold.events.codec import read
 from refold.events.settings import Budgets, Context, Policy
+from refold.fsm.fold import fold
 from refold.fsm.whatif import Change, Saved, WhatIf, what_if
 from refold.runtime.journal import loader
 from refold.runtime.transfer import parse
@@ -456,6 +457,17 @@ def test_other_arguments_are_another_act(start: Start) -> None:
     assert (told.verdict, first(told).field) == ("would act otherwise", "data.checks[0].arguments")
 
 
+def test_a_human_who_would_not_be_asked_and_did_not_answer_in_time(start: Start) -> None:
+    run = start(policy=Policy(approval_expiry_s=1))
+    run.calls(SEND)
+    run.detach()
+    run.now += 2_000_000
+    run.attach()
+    run.answer()
+    told = under(run, {}, checking(approval=False, digest=None))
+    assert (told.verdict, told.horizon) == ("would go on", position_of(run, "approval_expired"))
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_human_who_would_not_be_asked_matters_only_where_they_refused(start: Start, allowed: bool) -> None:
     run = start()
@@ -495,6 +507,53 @@ def test_a_claim_that_would_be_turned_down_today(start: Start) -> None:
     told = under(run, {}, ask)
     assert brief(told) == ("would be rejected", "run_completed", "final_rejected")
     assert "(validator): say please" in first(told).because
+
+
+@pytest.mark.parametrize("engine", [1, 2])
+@pytest.mark.parametrize(
+    ("tool", "verdict"),
+    [({"approval": "always"}, "unaffected"), ({"retries": 9}, "unaffected"), ({"schema": {"type": "object"}}, "would show the model something else")],
+)
+def test_what_an_agent_declares_counts_as_far_as_the_model_sees_it(start: Start, engine: int, tool: dict[str, Any], verdict: str) -> None:
+    look = f.ToolSetup(name="look", description="", schema={}, effect="read")
+    run = turns(start(engine=engine, tools=(look,)), 1)
+
+    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
+        today = (msgspec.structs.replace(look, **tool),)
+        return [
+            msgspec.structs.replace(fact, setup=msgspec.structs.replace(fact.setup, tools=today)) if isinstance(fact, f.RunStarted) else fact for fact in given
+        ]
+
+    told = under(run, {}, ask)
+    assert told.verdict == verdict
+    if told.changes:
+        assert (told.horizon, first(told).because.partition(" (")[0]) == (position_of(run, "model_requested"), "the agent's tools")
+
+
+# -- forks
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_fork_is_decided_again_from_the_beginning_of_its_parent(start: Start, whole: bool) -> None:
+    # given a run that was split off where a batch ends, or where the results are in and the next request is not made
+    parent = turns(start(policy=PLAIN), 2)
+    at = position_of(parent, "model_requested", 1) - (not whole)
+    fork = Trajectory("played")
+    fork.records, fork.payloads, fork.run = parent.records[:at], parent.payloads, fold(parent.records[:at])
+    split = f.RunForked(parent=parent.id, at=at, head=fork.run.head, changes={"budgets.max_turns": 12})
+    fork.tell(split, fork.driver())
+    turns_left(fork)
+    # when nothing is set otherwise, nothing changes; and a limit is met in the parent's part as in its own
+    assert under(fork, {"budgets.max_turns": 50}).verdict == "unaffected"
+    for limit in (1, 2):
+        told = under(fork, {"budgets.max_turns": limit})
+        assert (told.verdict, first(told).turn) == ("would stop earlier", limit + 1)
+
+
+def turns_left(fork: Trajectory) -> None:
+    fork.calls(Act("look", '{"at":"elsewhere"}'))
+    fork.succeed("t2.1")
+    fork.answer()
 
 
 # -- recordings that are broken
