@@ -69,7 +69,7 @@ def replay(options: o.Replay) -> int:
     if options.json:
         output.document(found)
     elif len(found) > 1:
-        output.line(_total(found))
+        output.line("\n".join(page.paragraphs(_total(found))))
     return COMPLETED if all(_passes(told, options) for told in found) else FOUND
 
 
@@ -228,22 +228,34 @@ def _uninterrupted() -> Iterator[None]:
 
 def _lines(told: Told, page: Page, *, whole: bool) -> list[str]:
     """A run in a line, and everything that is to be said of it where it is the `whole` answer."""
-    name, divergence, changes = f"run {one_line(told['run_id'])}", told["divergence"], told.get("changes", [])
-    diverges = f"{page.paint('diverges', 'red')} at position {divergence['position']}" if divergence is not None else ""
-    if "verdict" not in told:
-        first = f"{name}  {diverges or page.paint('identical', 'green')}" + ("" if diverges else f"  {counted(told['events'], 'record')}")
-    else:
-        place = f" at position {changes[0]['position']}" if changes else ""
-        first = f"{name}  {_verdict(told, page)}{place}{_saving(told.get('saved'))}" + (f"; {diverges}" if diverges else "")
+    divergence, changes = told["divergence"], told.get("changes", [])
+    pieces = [(f"run {one_line(told['run_id'])}  ", ""), *_summary(told)]
+    first = "".join(page.paint(text, style) for text, style in pieces)
     if whole:
         return [first, *(_divergence(divergence, page) if divergence is not None else ()), *_changes(told, page)]
     why = changes[0]["because"] if changes else divergence["cause"] if divergence is not None else ""
-    return [first + (f": {one_line(why, page.room(width_of(first) + 2))}" if why else "")]
+    room = page.room(sum(width_of(text) for text, _ in pieces) + 2)
+    return [f"{first}: {one_line(why, room)}" if why and room > ROOM_MIN else first]
 
 
-def _verdict(told: Told, page: Page) -> str:
-    colour = {"unaffected": "green", "cannot be told": "red"}.get(told["verdict"], "yellow")
-    return page.paint(told["verdict"], colour)
+ROOM_MIN: Final = 8
+"""Columns that are worth beginning to say why."""
+
+
+def _summary(told: Told) -> Iterator[tuple[str, str]]:
+    """What is said of a run in a few words, each with its style."""
+    if "verdict" in told:
+        yield told["verdict"], {"unaffected": "green", "cannot be told": "red"}.get(told["verdict"], "yellow")
+        if told["changes"]:
+            yield f" at position {told['changes'][0]['position']}{_saving(told['saved'])}", ""
+        if told["divergence"] is not None:
+            yield "; ", ""
+    elif told["divergence"] is None:
+        yield "identical", "green"
+        yield f"  {counted(told['events'], 'record')}", ""
+    if told["divergence"] is not None:
+        yield "diverges", "red"
+        yield f" at position {told['divergence']['position']}", ""
 
 
 def _divergence(divergence: Told, page: Page) -> list[str]:

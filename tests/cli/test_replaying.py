@@ -90,6 +90,7 @@ def test_files_are_derived_without_store_and_code_also_from_standard_input(both)
 def test_a_damaged_or_foreign_file_says_where_and_takes_nothing_from_the_others(both):
     lines = (both.folder / exported(both)).read_text().splitlines(keepends=True)
     record = json.loads(lines[0])
+    strange = json.dumps({**record, "data": {"goal": {"$payload": []}}}) + "\n"
     record["data"]["setup"]["engine"] = 99
     damaged = {
         "cut": "".join(lines)[:-5],
@@ -98,6 +99,7 @@ def test_a_damaged_or_foreign_file_says_where_and_takes_nothing_from_the_others(
         "foreign": "hello\n",
         "nothing": "",
         "noise": "\x00\xff\n{}\n[]\n",
+        "strange": strange,
         "future": json.dumps(record) + "\n",
         "lines": "\n".join(json.dumps({**json.loads(line), "data": {}}) for line in lines) + "\n",
     }
