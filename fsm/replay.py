@@ -55,16 +55,16 @@ def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None
     events = 0
     stored = batches(rows, load)
     try:
-        for batch in stored:
+        for batch, cut in stored:
             events += len(batch)
-            found, run, records = _batch(run, batch, ask)
+            found, run, records = _batch(run, batch, ask, cut=cut)
             derived += records
             first = first or found
             if found is not None and found.recorded is not None:
                 break  # what follows answers to another past
     except Broken as broken:
         first = first or broken.divergence
-    events += sum(len(batch) for batch in _rest(stored))
+    events += sum(len(batch) for batch, _ in _rest(stored))
     return Derived(run=run, events=events, records=tuple(derived), divergence=first)
 
 
@@ -76,7 +76,7 @@ class Broken(Exception):
         self.divergence = divergence
 
 
-def _rest(stored: Iterator[list[Record]]) -> Iterator[list[Record]]:
+def _rest(stored: Iterator[tuple[list[Record], bool]]) -> Iterator[tuple[list[Record], bool]]:
     """What was not replayed, only to be counted."""
     try:
         yield from stored
@@ -84,8 +84,8 @@ def _rest(stored: Iterator[list[Record]]) -> Iterator[list[Record]]:
         return
 
 
-def batches(rows: Iterable[Stored], load: Load) -> Iterator[list[Record]]:
-    """Records by the batch they were appended in. Raises Broken."""
+def batches(rows: Iterable[Stored], load: Load) -> Iterator[tuple[list[Record], bool]]:
+    """Records by the batch they were appended in, and whether a fork begins within it, so that what followed is its parent's alone. Raises Broken."""
     batch: list[Record] = []
     before: Record | None = None
     for position, stored in rows:
@@ -103,11 +103,11 @@ def batches(rows: Iterable[Stored], load: Load) -> Iterator[list[Record]]:
             _check_digest(position, record, before)
         before = record
         if batch and record.batch != batch[0].batch:
-            yield batch
+            yield batch, record.run != batch[0].run
             batch = []
         batch.append(record)
     if batch:
-        yield batch
+        yield batch, False
 
 
 def _check_digest(position: int, record: Record, before: Record | None) -> None:
@@ -118,9 +118,11 @@ def _check_digest(position: int, record: Record, before: Record | None) -> None:
         raise Broken(Divergence(position=position, field="digest", recorded=record.digest, derived=digest, cause=cause))
 
 
-def _batch(run: Run, recorded: list[Record], ask: Ask | None) -> tuple[Divergence | None, Run, list[Record]]:
+def _batch(run: Run, recorded: list[Record], ask: Ask | None, *, cut: bool) -> tuple[Divergence | None, Run, list[Record]]:
     """One batch again: the first difference, the run behind it and the records as derived."""
     first = recorded[0]
+    if not run.position or first.type == f.RunForked.TAG:
+        run = replace(run, id=first.run)
     given: list[f.Input] = [record.fact for record in recorded if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
     if not given:
         cause = "environment: the inputs that this follows from are missing from the log"
@@ -133,12 +135,15 @@ def _batch(run: Run, recorded: list[Record], ask: Ask | None) -> tuple[Divergenc
         cause = f"code: under the rules of today {illegal}"
         raise Broken(Divergence(position=position, field="type", recorded=illegal.trigger, derived=None, cause=cause)) from illegal
     derived, _ = written(run, batch)
+    after = batch.run
+    if cut and len(recorded) < len(derived):
+        derived, after = derived[: len(recorded)], batch.runs[len(recorded) - 1]
     stored = {record.position: record for record in recorded}
     found = next((difference for record in derived if (difference := _difference(stored.get(record.position), record)) is not None), None)
     beyond = next((record for record in recorded if record.position > derived[-1].position), None)
     if found is None and beyond is not None:
         found = Divergence(position=beyond.position, field="type", recorded=beyond.type, derived=None, cause="code: this does not follow any more")
-    return found, replace(batch.run, head=derived[-1].digest), derived
+    return found, replace(after, head=derived[-1].digest), derived
 
 
 # -- the first difference, and why

@@ -21,6 +21,7 @@ from refold.fsm.effects import ChooseContext, pending
 from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
 from refold.fsm.otherwise import Otherwise, Verdict
 from refold.fsm.replay import Ask, Broken, Divergence, Stored, batches
+from refold.projections import forking
 from refold.projections.run import Run, replace
 
 
@@ -84,8 +85,6 @@ class Pair:
         self.unasked: set[CallId] = set()
         """Calls about which a human was asked, and would not be."""
         self.assumed: dict[str, None] = {}
-        self.cut = False
-        """Whether the last batch is not whole: a fork begins there, or the rest is missing."""
 
     def take(self, record: Record) -> None:
         """One more record of the run that was. Raises Illegal where it has no place."""
@@ -112,14 +111,14 @@ def what_if(run_id: str, rows: Iterable[Stored], load: Load, settings: reasons.S
     changes: list[Change] = []
     stored = batches(rows, load)
     try:
-        for batch in stored:
-            _check_whole(pair, batch)
-            for found in _batch(pair, batch):
+        for batch, cut in stored:
+            for found in _batch(pair, batch, cut=cut):
                 if isinstance(found, Parted):
                     behind = (record for record in batch if record.position > pair.was.position)
-                    return _parted(pair, changes, found, chain(behind, chain.from_iterable(stored)))
+                    return _parted(pair, changes, found, chain(behind, chain.from_iterable(batch for batch, _ in stored)))
                 changes.append(found)
-        _check_whole(pair)
+        if not pair.was.position:
+            raise _missing(1)
     except (Broken, Illegal) as error:
         told = _result(pair, changes, WHOLE, "unaffected")
         return cut_short(told, pair.was.position, error.divergence.cause.partition(": ")[2] if isinstance(error, Broken) else str(error))
@@ -185,24 +184,13 @@ BEYOND: Final[Mapping[Verdict, str]] = {
 # -- one batch
 
 
-def _check_whole(pair: Pair, following: Sequence[Record] = ()) -> None:
-    """Raises Broken where records are missing: within a batch or in front of it, or behind the last one."""
-    for position, record in enumerate(following, pair.was.position + 1):
+def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Change | Parted]:
+    """What would have been decided otherwise in one batch; both runs are behind it then, unless they parted. `cut` where a fork begins within it. Raises Broken, Illegal."""
+    first = recorded[0]
+    for position, record in enumerate(recorded, pair.was.position + 1):
         if record.position != position:
             raise _missing(position)
-    if not pair.was.position + len(following) or (pair.cut and not (following and isinstance(following[0].fact, f.RunForked))):
-        raise _missing(pair.was.position + 1)
-    pair.cut = False
-
-
-def _missing(position: int) -> Broken:
-    return Broken(Divergence(position=position, field="type", recorded=None, derived=None, cause=f"environment: position {position} is missing"))
-
-
-def _batch(pair: Pair, recorded: Sequence[Record]) -> Iterator[Change | Parted]:
-    """What would have been decided otherwise in one batch; both runs are behind it then, unless they parted."""
-    first = recorded[0]
-    cursor = Cursor(pair.now, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
+    cursor = Cursor(replace(pair.now, id=first.run), Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
     heard = [record for record in recorded if record.fact.INPUT]
     given: list[f.Input] = [record.fact for record in heard]  # type: ignore[misc]  # INPUT tells the unions apart
     asked = pair.ask(pair.now, given) if pair.ask is not None else given
@@ -210,8 +198,12 @@ def _batch(pair: Pair, recorded: Sequence[Record]) -> Iterator[Change | Parted]:
     for record, today in zip(heard, asked, strict=True):
         yield from _input(pair, cursor, record, today)
     if not all(map(from_outside, given)):
-        yield from _derived(pair, cursor, recorded[len(heard) :])
+        yield from _derived(pair, cursor, recorded[len(heard) :], cut=cut)
     pair.now = replace(cursor.run, head=recorded[-1].digest)
+
+
+def _missing(position: int) -> Broken:
+    return Broken(Divergence(position=position, field="type", recorded=None, derived=None, cause=f"environment: position {position} is missing"))
 
 
 def _input(pair: Pair, cursor: Cursor, record: Record, today: f.Input) -> Iterator[Change | Parted]:
@@ -252,6 +244,7 @@ def _laid_over(pair: Pair, now: Run, fact: f.Input) -> f.Input:
             pair.assumed |= dict.fromkeys(reasons.assumptions(fact.setup, setup, pair.changed))
             return replace(fact, setup=setup)
         case f.RunForked():
+            pair.changed = reasons.changed(forking.changed(pair.was.begun, fact.changes), pair.settings)
             return reasons.forked(fact, pair.settings)
         case f.CallsChecked() if now.open is not None:
             names = {call.id: call.name for call in now.calls}
@@ -286,15 +279,18 @@ def _as_asked(old: f.Check, new: f.Check) -> f.Check:
 # -- what follows
 
 
-def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record]) -> Iterator[Change | Parted]:
-    """What follows in both runs, fact by fact, up to where they part."""
+def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], *, cut: bool) -> Iterator[Change | Parted]:
+    """What follows in both runs, fact by fact, up to where they part. Raises Broken where more must have followed."""
     left = list(reversed(recorded))
     while True:
         record, follows = left[-1] if left else None, follow(cursor.run, cursor.stamp)
         if record is None:
-            pair.cut = follow(pair.was, cursor.stamp) is not None
-            if follows is None or pair.cut or _waits_for_builder(pair.was):
-                return  # the same; or it goes on in a fork, or with what a builder chooses
+            if follows is None or _waits_for_builder(pair.was):
+                return  # the same, or it goes on with what a builder chooses
+            if follow(pair.was, cursor.stamp) is not None:
+                if cut:
+                    return  # it goes on in a fork
+                raise _missing(pair.was.position + 1)
         field = otherwise.differs(pair.was, cursor.run, record.fact, follows) if record is not None and follows is not None else "type"
         if record is not None and follows is not None and field is None:
             fire_compiled(cursor, follows)
@@ -363,7 +359,7 @@ def _values(recorded: f.Fact | None, derived: f.Fact | None, field: str, now: Ru
 def _is_last_turn(now: Run, derived: f.Derived | None) -> bool:
     """Whether a request is for the answer alone, and no other one can follow."""
     most = now.budgets.max_turns
-    return isinstance(derived, f.ModelRequested) and derived.wrap_up and most is not None and now.turn + 1 >= most
+    return isinstance(derived, f.ModelRequested) and derived.wrap_up and most is not None and now.turn + (now.state != "streaming_model") >= most
 
 
 REFUSALS: Final = (f.ToolRejected, f.DuplicateActionBlocked, f.ApprovalExpired, f.FinalRejected)

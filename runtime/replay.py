@@ -12,8 +12,9 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record, Unreadable, read, read_line
+from refold.events.lineage import history
 from refold.events.payloads import Load
-from refold.events.words import RunId
+from refold.events.words import Digest, RunId
 from refold.fsm import audit as audits
 from refold.fsm.compaction import choosable
 from refold.fsm.machine import Illegal, empty, step
@@ -25,6 +26,8 @@ from refold.projections.run import Run
 from refold.projections.transcript import Transcript
 from refold.runtime import compacting, selecting, settings
 from refold.runtime.agent import Agent
+from refold.runtime.consults import Consults
+from refold.runtime.forking import Elsewhere
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.show import inherited_if_there
 from refold.runtime.store import Store
@@ -69,6 +72,8 @@ class Recording:
     rows: Callable[[], Iterable[Stored]]
     load: Load
     inherited: Callable[[f.Fact], Transcript]
+    elsewhere: Callable[[str], Callable[[Digest], str]] = lambda _: lambda _: ""
+    """Where runs that a fork inherits from did later what it may not repeat unasked, in words, by signature."""
     damage: tuple[int, str] | None = None
     """What is wrong beside the rows, and where."""
 
@@ -77,13 +82,19 @@ def in_store(store: Store, run_id: str) -> Recording:
     """A run of a store. Raises UnknownRun."""
     if store.log.head(run_id) is None:
         raise UnknownRun(f"there is no run {run_id} in this store")
-    return Recording(run_id, lambda: stored_rows(store, run_id), loader(store.log, run_id, many=True), lambda begun: inherited_if_there(store, begun))
+    return Recording(
+        run_id,
+        lambda: stored_rows(store, run_id),
+        loader(store.log, run_id, many=True),
+        lambda begun: inherited_if_there(store, begun),
+        lambda fork: Elsewhere(store.log, fork).performed,
+    )
 
 
 def in_file(export: Export) -> Recording:
-    """A run of an exported file, however damaged. What a continuation goes on from is in another file."""
+    """A run of an exported file, however damaged. What a continuation goes on from, and what a fork's parents did later, is elsewhere."""
     damage = export.damage if export.rows else (1, "the file holds no record of a run")
-    return Recording(export.run_id or export.name, lambda: export.rows, export.load, not_there, damage)
+    return Recording(export.run_id or export.name, lambda: export.rows, export.load, not_there, damage=damage)
 
 
 def not_there(begun: f.Fact) -> Transcript:
@@ -129,12 +140,15 @@ def audit(store: Store, run_id: str) -> audits.Audit:
 
 def _misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
     """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
+    own = False
+    """A fork that was imported holds its parents' records too, in front of its own."""
     for row in store.log.scan(run_id):
         try:
             line = read_line(row.state)
         except Unreadable:
             continue
-        if (line.run, line.position, line.type) != (run_id, row.position, row.type):
+        own = own or line.run == run_id
+        if (line.position, line.type) != (row.position, row.type) or (own and line.run != run_id):
             return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
     return None
 
@@ -143,17 +157,21 @@ def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
     """Positions and bytes of a run that exists."""
     if store.log.head(run_id) is None:
         raise UnknownRun(f"there is no run {run_id} in this store")
-    return ((row.position, row.state) for row in store.log.scan(run_id))
+    return ((row.position, row.state) for row in history(store.log, run_id))
 
 
 def asking_again(recording: Recording, agent: Agent) -> Ask:
     """The inputs of a batch with the verdicts that the agent's code gives today, and what ours makes of what was said."""
     said = _said(recording)
     next(said)
+    earlier: dict[str, Callable[[Digest], str]] = {}
 
     def ask(run: Run, given: Sequence[f.Input]) -> Sequence[f.Input]:
         transcript = said.send(run.position)
-        return [_again(agent, run, transcript, fact, given) for fact in given]
+        consults = agent.consults(run.setup)
+        if run.forked_from is not None:
+            consults = consults.of_fork(earlier.setdefault(run.id, recording.elsewhere(run.id)))
+        return [_again(agent, consults, run, transcript, fact, given) for fact in given]
 
     return ask
 
@@ -175,22 +193,20 @@ def _said(recording: Recording) -> Generator[Transcript, int, None]:
         yield transcript
 
 
-def _again(agent: Agent, run: Run, transcript: Transcript, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
+def _again(agent: Agent, consults: Consults, run: Run, transcript: Transcript, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
     match fact:
         case f.ContextChosen():
-            return selecting.choice(run, transcript, choosable(run), *agent.consults(run.begun).context_builder)
+            return selecting.choice(run, transcript, choosable(run), *consults.context_builder)
         case f.ContextCompacted() if run.past.asked is not None and run.past.asked.author == "extractive":
             return compacting.extracted(run.past.asked, run, transcript)
         case f.RunStarted() | f.RunContinued():
             return msgspec.structs.replace(fact, setup=_declared(agent, fact.setup))
         case f.CallsChecked():
             output = next(made for made in given if isinstance(made, f.ToolCallsRequested))
-            consults = agent.consults(run.begun)
             checked: f.CallsChecked = consults.redaction.verdict(consults.calls(output))
             return checked
         case f.AnswerChecked():
             claim = next(made for made in given if isinstance(made, f.FinalProposed))
-            consults = agent.consults(run.begun)
             judged: f.AnswerChecked = consults.redaction.verdict(consults.answer(run, claim, cited(run, claim)))
             return judged
         case _:

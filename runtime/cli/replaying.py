@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from refold.events import money
+from refold.events.lineage import OtherHistory
 from refold.events.storage import StoreMissing, StoreUnavailable
 from refold.fsm.replay import Divergence
 from refold.fsm.whatif import WhatIf
@@ -152,6 +153,8 @@ def _told(store: Store | None, agent: Agent | None, changes: Mapping[str, Any] |
             told = proofs.replayed(recording, agent, changes).as_json()
     except UnsupportedEngine as error:
         told = _unfit(recording, "data.setup.engine", f"code: {error}", asked=agent is not None or changes is not None)
+    except OtherHistory as error:
+        told = _unfit(recording, "", f"environment: {error}", asked=agent is not None or changes is not None)
     except (StoreUnavailable, Refused):
         raise
     except Exception as error:  # a record that no version of refold wrote is the fault of the record
@@ -164,7 +167,9 @@ def _told(store: Store | None, agent: Agent | None, changes: Mapping[str, Any] |
 
 def _unfit(recording: proofs.Recording, field: str, cause: str, *, asked: bool) -> Told:
     """A run that cannot be derived at all, in the same shape; with what nobody can say of it where that was `asked`."""
-    events = sum(1 for _ in recording.rows())
+    events = 0
+    with suppress(OtherHistory):
+        events = sum(1 for _ in recording.rows())
     divergence = Divergence(position=1, field=field, recorded=None, derived=None, cause=one_line(cause, 400))
     told = WhatIf(verdict="cannot be told", horizon=0, evidence=cause.partition(": ")[2]) if asked else None
     return proofs.Replayed(run_id=recording.run_id, events=events, divergence=divergence, records=(), what_if=told).as_json()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 
@@ -117,14 +118,37 @@ def test_a_damaged_or_foreign_file_says_where_and_takes_nothing_from_the_others(
     assert dict(zip(damaged, (one["verdict"] for one in told), strict=False))["nothing"] == "cannot be told"
 
 
-def test_a_run_of_the_store_that_was_tampered_with_is_told_with_the_others(both):
-    import sqlite3
+def _table(database):
+    """Where the records are, of any layout that the recorder may have."""
+    (table,) = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '%events%'")]
+    return table
 
+
+def test_a_run_of_the_store_that_was_tampered_with_is_told_with_the_others(both):
     with sqlite3.connect(both.folder / ".refold" / "log.db") as database:
-        (table,) = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '%events%'")]
-        database.execute(f"UPDATE {table} SET state = ? WHERE originator_id = 'long' AND originator_version = 6", (b"{}",))
+        database.execute(f"UPDATE {_table(database)} SET state = ? WHERE originator_id = 'long' AND originator_version = 6", (b"{}",))
     done = both("replay", "--all", "--set", TURNS, "--json")
     assert [(one["run_id"], one["identical"], one["verdict"]) for one in done.json] == [("long", False, "cannot be told"), ("short", True, "unaffected")]
+
+
+def test_a_fork_is_asked_with_all_that_it_inherits_and_one_without_its_parent_is_a_finding(both):
+    # given a fork of the long run, and its export
+    at = next(line["position"] for line in map(json.loads, both("log", "long", "--json").out.splitlines()) if line["type"] == "tool_results_injected")
+    model = "script:" + both.write("other.json", json.dumps([*LOOKS, DONE]))
+    assert both("fork", "long", "--at", str(at), "--run-id", "child", "--agent", "crew:agent", "--model", model, "--no-input").code == exits.COMPLETED
+    (told,) = both("replay", "child", "--set", TURNS, "--json").json
+    assert (told["identical"], told["verdict"]) == (True, "would stop earlier")
+    assert told["events"] == json.loads(both("log", "child", "--json").out.splitlines()[-1])["position"]
+    name = exported(both, "child")
+    assert both("replay", name, "--set", TURNS, "--json").json == [{**told, "file": name}]
+    assert both("replay", "child", "--agent", "crew:agent").code == exits.COMPLETED
+    # when its parent is lost
+    with sqlite3.connect(both.folder / ".refold" / "log.db") as database:
+        database.execute(f"DELETE FROM {_table(database)} WHERE originator_id = 'long'")
+    # then that is said of it, and the others are told all the same
+    done = both("replay", "--all", "--set", TURNS, "--json")
+    assert {one["run_id"]: one["verdict"] for one in done.json} == {"short": "unaffected", "child": "cannot be told"}
+    assert "import it first" in done.json[-1]["divergence"]["cause"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import settings
 from refold.events import facts as f
 from refold.events.codec import read
 from refold.events.settings import Budgets, Context, Policy
-from refold.fsm.fold import fold
 from refold.fsm.whatif import Change, Saved, WhatIf, what_if
 from refold.runtime.journal import loader
 from refold.runtime.transfer import parse
@@ -67,9 +66,11 @@ def as_it_was(setup: f.Setup) -> dict[str, Any]:
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_the_settings_that_a_golden_log_had_change_nothing_of_it(path: Path) -> None:
     export = parse(path.read_bytes(), path.name)
-    begun = read(export.rows[0][1], export.load).fact
+    records = [read(stored, export.load) for _, stored in export.rows]
+    begun = records[0].fact
     assert isinstance(begun, f.RunStarted | f.RunContinued)
-    told = what_if(export.run_id, export.rows, export.load, as_it_was(begun.setup))
+    forked = any(isinstance(record.fact, f.RunForked) for record in records)  # it has other settings than its parent had
+    told = what_if(export.run_id, export.rows, export.load, {} if forked else as_it_was(begun.setup))
     assert (told.verdict, told.changes, told.horizon, told.assumed) == ("unaffected", (), None, ())
 
 
@@ -533,27 +534,25 @@ def test_what_an_agent_declares_counts_as_far_as_the_model_sees_it(start: Start,
 # -- forks
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_fork_is_decided_again_from_the_beginning_of_its_parent(start: Start, whole: bool) -> None:
-    # given a run that was split off where a batch ends, or where the results are in and the next request is not made
-    parent = turns(start(policy=PLAIN), 2)
-    at = position_of(parent, "model_requested", 1) - (not whole)
-    fork = Trajectory("played")
-    fork.records, fork.payloads, fork.run = parent.records[:at], parent.payloads, fold(parent.records[:at])
-    split = f.RunForked(parent=parent.id, at=at, head=fork.run.head, changes={"budgets.max_turns": 12})
-    fork.tell(split, fork.driver())
-    turns_left(fork)
-    # when nothing is set otherwise, nothing changes; and a limit is met in the parent's part as in its own
-    assert under(fork, {"budgets.max_turns": 50}).verdict == "unaffected"
-    for limit in (1, 2):
-        told = under(fork, {"budgets.max_turns": limit})
-        assert (told.verdict, first(told).turn) == ("would stop earlier", limit + 1)
-
-
-def turns_left(fork: Trajectory) -> None:
+@pytest.mark.parametrize("engine", [1, 2])
+@pytest.mark.parametrize("back", [0, 1, 3])
+def test_a_fork_is_decided_again_from_the_beginning_of_its_parent(start: Start, engine: int, back: int) -> None:
+    # given a run that was split off at its second request, where the results are in, or while the call runs; with more turns than its parent had
+    parent = turns(start(policy=PLAIN, engine=engine, budgets=Budgets(max_turns=9)), 2)
+    fork = parent.fork("other", position_of(parent, "model_requested", 1) - back, changes={"budgets.max_turns": 7})
+    if back == 3:
+        fork.succeed("t1.1")
     fork.calls(Act("look", '{"at":"elsewhere"}'))
     fork.succeed("t2.1")
     fork.answer()
+    # when it is decided again under what it had, and under other limits
+    assert under(fork, as_it_was(fork.run.begun)).verdict == "unaffected"
+    assert under(fork, {"budgets.max_turns": 50}).verdict == "unaffected"
+    # then a limit is met in the parent's part as in its own, in place of what its own settings say
+    for limit in (1, 2):
+        told = under(fork, {"budgets.max_turns": limit})
+        assert (told.verdict, first(told).turn) == ("would stop earlier", limit + 1)
+    assert "(was 7)" in first(told).because
 
 
 # -- recordings that are broken
