@@ -10,8 +10,8 @@ from refold.events.codec import read
 from refold.projections.differences import Difference, Pair
 from refold.projections.turns import Course
 from refold.runtime.cli import options as o, output
-from refold.runtime.cli.checking import exported, is_file
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
+from refold.runtime.cli.naming import exported, is_file
 from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, thousands, visible
 from refold.runtime.cli.stores import opened
 from refold.runtime.diff import Diff, Side, compare, course_of
