@@ -7,7 +7,7 @@ from typing import Any
 
 from refold.events.storage import StoreMissing
 from refold.runtime import replay as proofs, transfer
-from refold.runtime.cli import lookup, options as o, output
+from refold.runtime.cli import diverging, lookup, options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.render import Page, one_line, thousands
 from refold.runtime.cli.stores import opened
@@ -39,12 +39,7 @@ def _replayed(replayed: proofs.Replayed, page: Page) -> list[str]:
     head = f"run {replayed.run_id}"
     if replayed.divergence is None:
         return [f"{head}  {page.paint('identical', 'green')}  {thousands(replayed.events)} records"]
-    told = replayed.as_json()["divergence"]
-    lines = [f"{head}  {page.paint('diverges', 'red')} at position {told['position']}" + (f", in {told['field']}" if told.get("field") else "")]
-    for name in ("recorded", "derived", "cause"):
-        if told.get(name) not in (None, ""):
-            lines += page.paragraphs(f"{name}: {one_line(str(told[name]), 400)}", "    ")
-    return lines
+    return [f"{head}  {page.paint('diverges', 'red')}", *diverging.lines(replayed.divergence, page)]
 
 
 # -- audit and verify
