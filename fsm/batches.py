@@ -81,9 +81,11 @@ def _told_apart(load: Load) -> Callable[[Digest], bytes]:
 
 def _damage(position: int, line: Line, stored: bytes, before: Record | None) -> Divergence | None:
     """What shows that these are not the bytes that were written here: their place, the chain, the time."""
-    if line.position != position:
-        return diverges(position, Difference("position", line.position, position), causes.changed(f"the record in this place calls itself {line.position}"))
-    if (before.position if before is not None else 0) == position - 1:
+    last = before.position if before is not None else 0
+    if line.position != position or position <= last:
+        place = position if position > last else last + 1
+        return diverges(position, Difference("position", line.position, place), causes.changed(f"the record at {line.position} stands where {place} should be"))
+    if last == position - 1:
         digest = chain.recompute(stored, before.digest if before is not None else chain.NOTHING)
         if digest != line.digest:
             return diverges(position, Difference("digest", line.digest, digest), causes.changed(), line)

@@ -40,7 +40,10 @@ def of(recorded: Record, derived: Record | None, field: str, older: Record | Non
     """Why two records differ, first in `field`. `older` is an input of their batch that had to be brought up to today's version, if there is one."""
     if derived is None or recorded.type != derived.type:
         cause = instead(recorded.fact, derived.fact if derived is not None else None)
-        return _upcast(older) if older is not None and cause.cause_class == "code" else cause
+        if older is None:
+            return cause
+        upcast = _upcast(older)
+        return upcast if cause.cause_class == "code" else cause._replace(why=f"{cause.why}; or {upcast.why}")
     if recorded.v != derived.v:
         return _upcast(recorded)
     if not field.startswith("data"):
@@ -124,6 +127,8 @@ def _told(fact: f.Fact, other: f.Fact | None) -> CauseClass:
             return "policy or limit"
         case f.ToolStarted() if other is None or other.INPUT:  # how many calls may run at once
             return "policy or limit"
+        case f.ToolClosed(kind="in_doubt") if other is None:  # whom a doubt is put to
+            return "policy or limit"
         case f.SummaryRequested():
             return "context"
         case f.ModelRequested() if other is None:  # a builder is to be asked first
@@ -156,7 +161,9 @@ def same_fact(recorded: f.Fact, derived: f.Fact, field: str) -> Cause:
     match derived:
         case f.ModelRequested() if name in ("wrap_up", "max_output_tokens"):
             return Cause("policy or limit", "what the budgets leave for the request is counted otherwise", LIMITS)
-        case f.ModelRequested() if name in ("digest", "estimated_input_tokens"):
+        case f.ModelRequested() if name == "estimated_input_tokens":
+            return Cause("policy or limit", "what the request reads is estimated otherwise, and budgets are kept by that", LIMITS)
+        case f.ModelRequested() if name == "digest":
             return Cause(
                 "context",
                 "the request would show the model something else",

@@ -99,8 +99,25 @@ def _plain(record: Record, older: bool) -> dict[str, Any]:
     envelope: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(line, data=msgspec.Raw(b"{}"), digest=Digest(""))))
     if older:
         del envelope["v"]
-    data, telling = record.data, TELLING.get(record.type)
-    return {**envelope, "data": {telling: data.get(telling, False), **data} if telling is not None else data}
+    data, telling = values_of(record.fact), TELLING.get(record.type)
+    return {**envelope, "data": {telling: data[telling], **data} if telling is not None else data}
+
+
+def values_of(fact: f.Fact) -> dict[str, Any]:
+    """Every field of a fact as JSON values in the order of their declaration; those too that are not stored because they have not changed."""
+    return {name: value for name, value in _values(fact).items() if name != "call"}
+
+
+def _values(value: Any) -> Any:
+    match value:
+        case msgspec.Struct():
+            return {name: _values(getattr(value, name)) for name in value.__struct_fields__}
+        case dict():
+            return {key: _values(item) for key, item in value.items()}
+        case tuple() | list():
+            return [_values(item) for item in value]
+        case _:
+            return msgspec.to_builtins(value)
 
 
 class _Absent:
@@ -112,9 +129,9 @@ ABSENT: Final = _Absent()
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> Difference | None:
-    """The first place at which two JSON values differ, fields in the order in which they are declared."""
+    """The first place at which two JSON values differ."""
     if type(old) is type(new) and isinstance(old, dict):
-        for key in _merged(list(old), list(new)):
+        for key in [*old, *(key for key in new if key not in old)]:
             found = first_difference(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}.{key}" if path else str(key))
             if found is not None:
                 return found
@@ -126,19 +143,6 @@ def first_difference(old: Any, new: Any, path: str = "") -> Difference | None:
                 return found
         return None
     return None if old == new and type(old) is type(new) else Difference(path, old, new)
-
-
-def _merged(old: list[str], new: list[str]) -> list[str]:
-    """The keys of both: what only the new has stands where it has it."""
-    keys: list[str] = []
-    left = new
-    for key in old:
-        if key in left:
-            place = left.index(key)
-            keys += [other for other in left[:place] if other not in old]
-            left = left[place + 1 :]
-        keys.append(key)
-    return [*keys, *(key for key in left if key not in old)]
 
 
 def _around(recorded: Any, derived: Any) -> tuple[Any, Any]:

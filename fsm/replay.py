@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Edge, Record, Stamp, data_of, write
+from refold.events.codec import Edge, Record, Stamp, write
 from refold.events.payloads import Load
 from refold.events.words import RunId
 from refold.fsm import causes
@@ -18,7 +18,7 @@ from refold.fsm.answers import Response, classify, fields_of
 from refold.fsm.batches import Batch, Stored as Stored, batches
 from refold.fsm.causes import Cause
 from refold.fsm.decide import decide
-from refold.fsm.divergence import TYPE, Difference, Divergence as Divergence, Nearest, difference, diverges, first_difference
+from refold.fsm.divergence import TYPE, Difference, Divergence as Divergence, Nearest, difference, diverges, first_difference, values_of
 from refold.fsm.machine import Illegal, Refused, empty
 from refold.projections.run import Run, replace
 
@@ -216,7 +216,7 @@ def _identity(record: Record) -> tuple[object, ...]:
 def _said_otherwise(batch: Batch, inputs: Sequence[f.Input]) -> Divergence | None:
     """The first input that today's code of the agent gives otherwise, where nothing can be made of that."""
     for record, fact in zip((record for record in batch.records if record.fact.INPUT), inputs, strict=True):
-        found = first_difference(record.data, msgspec.json.decode(data_of(fact)), "data") if fact != record.fact else None
+        found = first_difference(values_of(record.fact), values_of(fact), "data") if fact != record.fact else None
         if found is not None:
             return diverges(record.position, found, causes.said_again(record.fact, fact, found.field), record)
     return None
@@ -251,5 +251,4 @@ def _misread(run: Run, records: Sequence[Record]) -> Divergence | None:
 def _as_other(record: Record, today: f.Fact) -> Difference | None:
     if record.type != today.TAG:
         return Difference(TYPE, record.type, today.TAG)
-    old, new = record.data, msgspec.json.decode(data_of(today))
-    return first_difference({**old, "detail": ""}, {**new, "detail": ""}, "data")
+    return first_difference({**values_of(record.fact), "detail": ""}, {**values_of(today), "detail": ""}, "data")  # words that say it are the shell's

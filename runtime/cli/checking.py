@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from refold.events.storage import StoreMissing
+from refold.projections.revisions import UnsupportedEngine
 from refold.runtime import replay as proofs, transfer
 from refold.runtime.cli import diverging, lookup, options as o, output
-from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
+from refold.runtime.cli.exits import COMPLETED, FOUND, USAGE, Refused
 from refold.runtime.cli.render import Page, one_line, thousands
 from refold.runtime.cli.stores import opened
 from refold.runtime.store import Store
@@ -18,21 +19,29 @@ def replay(options: o.Replay) -> int:
     """Derive runs again and compare."""
     agent = lookup.agent_named(options.agent) if options.agent else None
     _some(options.runs, options.all, "replay")
+    found: list[proofs.Replayed] = []
+    unknown: dict[str, str] = {}
     try:
         with opened(options) as store:
-            found = [proofs.replay(store, run_id, agent) for run_id in _chosen(store, options.runs, options.all)]
+            for run_id in _chosen(store, options.runs, options.all):
+                try:
+                    found.append(proofs.replay(store, run_id, agent))
+                except UnsupportedEngine as error:  # the others can be told all the same
+                    unknown[run_id] = str(error)
     except StoreMissing:
         if not options.all:
             raise
-        found = []
     if options.json:
-        output.document([one.as_json() for one in found])
+        undecided = [{"run_id": run_id, "events": None, "identical": None, "divergence": None, "error": why} for run_id, why in unknown.items()]
+        output.document([*(one.as_json() for one in found), *undecided])
     else:
         page = Page()
         for one in found:
             for line in _replayed(one, page):
                 output.line(line)
-    return COMPLETED if all(one.identical for one in found) else FOUND
+    for run_id, why in unknown.items():
+        output.complain(f"run {run_id} cannot be replayed: {why}")
+    return FOUND if not all(one.identical for one in found) else USAGE if unknown else COMPLETED
 
 
 def _replayed(replayed: proofs.Replayed, page: Page) -> list[str]:
