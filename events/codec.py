@@ -150,7 +150,11 @@ def read_line(stored: bytes) -> Line:
 
 def read(stored: bytes, load: Load) -> Record:
     """A stored record as a fact of today: payloads in place, older versions brought up to date. Raises Unreadable, and what `load` raises."""
-    line = read_line(stored)
+    return record_of(read_line(stored), stored, load)
+
+
+def record_of(line: Line, stored: bytes, load: Load) -> Record:
+    """The same, of which the envelope was read already."""
     return Record(
         run=line.run,
         position=line.position,

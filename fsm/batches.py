@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from refold.events import chain
-from refold.events.codec import Line, Record, Unreadable, read, read_line
+from refold.events.codec import Line, Record, Unreadable, read_line, record_of
 from refold.events.payloads import Load
 from refold.events.words import Digest
 from refold.fsm import causes
@@ -32,6 +32,7 @@ class Batch(NamedTuple):
 
 def batches(rows: Iterable[Stored], load: Load) -> Iterator[Batch]:
     """Records by the batch they were appended in; what is broken ends the last one."""
+    load = _told_apart(load)
     batch: list[Record] = []
     for position, stored in rows:
         record = _record(position, stored, batch[-1] if batch else None, load)
@@ -60,7 +61,7 @@ def _record(position: int, stored: bytes, before: Record | None, load: Load) -> 
     if damage is not None:
         return damage
     try:
-        return read(stored, _told_apart(load))
+        return record_of(line, stored, load)
     except _PayloadBroken as error:
         return diverges(position, Difference("data", str(error), None), causes.changed(f"a stored value is not what was written: {error}"), line)
     except Unreadable as error:

@@ -44,12 +44,12 @@ def of(recorded: Record, derived: Record | None, field: str, older: Record | Non
             return cause
         upcast = _upcast(older)
         return upcast if cause.cause_class == "code" else cause._replace(why=f"{cause.why}; or {upcast.why}")
-    if recorded.v != derived.v:
-        return _upcast(recorded)
     if not field.startswith("data"):
         return _envelope(field)
+    if recorded.v != derived.v:
+        return _upcast(recorded)
     if recorded.fact.INPUT:
-        return said_again(recorded.fact, derived.fact, field)
+        return said_again(recorded, derived.fact, field)
     return _upcast(older) if older is not None else same_fact(recorded.fact, derived.fact, field)
 
 
@@ -198,11 +198,13 @@ _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 # -- what was asked again
 
 
-def said_again(recorded: f.Fact, today: f.Fact, field: str) -> Cause:
+def said_again(recorded: Record, today: f.Fact, field: str) -> Cause:
     """Why the agent's code says something else than it did when it was asked in the run."""
-    match recorded, today:
-        case f.CallsChecked(), f.CallsChecked():
-            return _checked(recorded, today, field)
+    if recorded.v != today.VERSION:
+        return _upcast(recorded)
+    match recorded.fact, today:
+        case f.CallsChecked() as old, f.CallsChecked():
+            return _checked(old, today, field)
         case f.AnswerChecked(), f.AnswerChecked():
             failed = f": {today.error}" if today.error else ""
             return Cause("code", f"the agent's validators judge this answer otherwise{failed}", AGENT)
@@ -213,7 +215,7 @@ def said_again(recorded: f.Fact, today: f.Fact, field: str) -> Cause:
         case f.RunStarted() | f.RunContinued(), _:
             return _declared(field)
         case _:
-            return Cause("environment", f"nobody was asked again for {recorded.TAG}, and yet it differs", RESTORE)
+            return Cause("environment", f"nobody was asked again for {recorded.type}, and yet it differs", RESTORE)
 
 
 def _declared(field: str) -> Cause:
@@ -269,10 +271,12 @@ def refused(words: str) -> Cause:
 # -- what the record of a response contradicts itself in
 
 
-def misread(recorded: f.Fact, today: f.Fact) -> Cause:
+def misread(recorded: Record, today: f.Fact) -> Cause:
     """Why the response that a fact holds is no such fact."""
+    if recorded.v != recorded.fact.VERSION:
+        return _upcast(recorded)
     if isinstance(today, f.ModelInterrupted):
-        return Cause("adapter", f"this response would not be taken for {recorded.TAG} today: {today.detail}", ADAPTER)
+        return Cause("adapter", f"this response would not be taken for {recorded.type} today: {today.detail}", ADAPTER)
     return Cause("adapter", f"what this response says of itself makes another {today.TAG} of it today", ADAPTER)
 
 

@@ -14,7 +14,7 @@ from refold.events.codec import Edge, Record, Stamp, write
 from refold.events.payloads import Load
 from refold.events.words import RunId
 from refold.fsm import causes
-from refold.fsm.answers import Response, classify, fields_of
+from refold.fsm.answers import Response, classify
 from refold.fsm.batches import Batch, Stored as Stored, batches
 from refold.fsm.causes import Cause
 from refold.fsm.decide import decide
@@ -92,7 +92,7 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
     """The records of a batch against what follows from their inputs."""
     first = batch.records[0]
     stored = {record.position: record for record in batch.records}
-    gap = next((n for n in range(run.position + 1, _end(batch)) if n not in stored), None)
+    gap = _gap(stored, run.position + 1, _end(batch))
     given: list[f.Input] = [record.fact for record in batch.records if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
     if gap is not None and gap < max((record.position for record in batch.records if record.fact.INPUT), default=_end(batch)):
         return _Again(run, found=diverges(gap, Difference(TYPE, None, None), causes.missing(", and it is an input: nothing can be derived without it")))
@@ -120,6 +120,11 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
 def _end(batch: Batch) -> int:
     """The first position behind a batch."""
     return batch.end if batch.end is not None else batch.records[-1].position + 1
+
+
+def _gap(stored: Mapping[int, Record], first: int, end: int) -> int | None:
+    """The first position from `first` on at which a record is missing."""
+    return None if len(stored) == end - first else next((n for n in range(first, end) if n not in stored), None)
 
 
 class _Pair(NamedTuple):
@@ -218,7 +223,7 @@ def _said_otherwise(batch: Batch, inputs: Sequence[f.Input]) -> Divergence | Non
     for record, fact in zip((record for record in batch.records if record.fact.INPUT), inputs, strict=True):
         found = first_difference(values_of(record.fact), values_of(fact), "data") if fact != record.fact else None
         if found is not None:
-            return diverges(record.position, found, causes.said_again(record.fact, fact, found.field), record)
+            return diverges(record.position, found, causes.said_again(record, fact, found.field), record)
     return None
 
 
@@ -239,16 +244,21 @@ def _misread(run: Run, records: Sequence[Record]) -> Divergence | None:
     for record in records:
         match record.fact:
             case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted(cause="filtered" | "overflow" | "length" | "paused") as fact:
-                today = classify(Response(output=f.ModelOutput(**fields_of(fact))), run.turn)
+                today = classify(Response(output=fact), run.turn)
                 found = _as_other(record, today)
                 if found is not None:
-                    return diverges(record.position, found, causes.misread(fact, today), record)
+                    return diverges(record.position, found, causes.misread(record, today), record)
             case _:
                 pass
     return None
 
 
-def _as_other(record: Record, today: f.Fact) -> Difference | None:
+def _as_other(record: Record, today: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) -> Difference | None:
+    """How today's fact is another; the words in which an interruption is told are the shell's."""
+    if isinstance(record.fact, f.ModelInterrupted) and isinstance(today, f.ModelInterrupted):
+        today = replace(today, detail=record.fact.detail)
+    if record.fact == today:
+        return None
     if record.type != today.TAG:
         return Difference(TYPE, record.type, today.TAG)
-    return first_difference({**values_of(record.fact), "detail": ""}, {**values_of(today), "detail": ""}, "data")  # words that say it are the shell's
+    return first_difference(values_of(record.fact), values_of(today), "data")
