@@ -76,9 +76,9 @@ def _upcast(older: Record) -> Cause:
 
 def instead(recorded: f.Fact | None, derived: f.Fact | None) -> Cause:
     """Why one fact follows in place of another; None where one of the two logs has none."""
-    told = [_told(fact, other) for fact, other in ((derived, recorded), (recorded, derived)) if fact is not None]
-    cause_class: CauseClass = next((each for each in told if each != "code"), "code")
-    words = next((detail for fact in (derived, recorded) if (detail := _detail(fact))), "")
+    told = [(fact, _told(fact, other)) for fact, other in ((derived, recorded), (recorded, derived)) if fact is not None]
+    telling, cause_class = next((each for each in told if each[1] != "code"), told[0])
+    words = _detail(telling)
     match cause_class:
         case "policy or limit":
             return Cause(cause_class, f"a limit, or what the policy says, is decided otherwise{words}", LIMITS)
