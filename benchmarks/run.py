@@ -20,13 +20,15 @@ from typing import Any
 import refold
 from refold.events import facts as f
 from refold.events.chain import NOTHING
-from refold.events.codec import Edge, Record, Stamp, write
+from refold.events.codec import Edge, Record, Stamp, read as read_record, write
 from refold.events.log import open_log
 from refold.events.storage import Log, Row
-from refold.events.words import CallId, RunId
+from refold.events.words import CallId, Digest, RunId
+from refold.fsm.audit import audit_rows, verify_rows
 from refold.fsm.decide import decide
 from refold.fsm.fold import fold
 from refold.fsm.machine import Cursor, fire, fire_compiled
+from refold.fsm.replay import replay_rows
 from refold.projections.run import Run, replace
 from refold.runtime import ports as p
 from refold.runtime.agent import Agent
@@ -126,6 +128,27 @@ def batch_rows(run: Run, inputs: tuple[f.Input, ...]) -> tuple[Run, list[Row]]:
         made.append(record)
         before = record.digest
     return replace(batch.run, head=before), [Row(r.position, r.type, r.stored) for r in made]
+
+
+def archive(_: Path) -> None:
+    """What can be proved of many runs of a common size, and of one that is large, in one process."""
+    print("\nan archive: 1,000 runs of 60 records, and one of 100,000; records a second on one core")
+    store = refold.open_store("memory:")
+    copy_of_turns(store.log, 60)
+    rows = [(row.position, row.state) for row in store.log.read("long")]
+    runs = 1_000
+    for what, action in (
+        ("verify: the chain alone", lambda: verify_rows("long", rows, _nothing)),
+        ("fold", lambda: fold(read_record(state, _nothing) for _, state in rows)),
+        ("audit: chain, legality, invariants", lambda: audit_rows("long", rows, _nothing)),
+        ("replay: every decision again", lambda: replay_rows("long", rows, _nothing)),
+    ):
+        took = cpu(lambda action=action: [action() for _ in range(runs)])  # type: ignore[misc]
+        show(f"  {what}", f"{runs * len(rows) / took:9,.0f}")
+
+
+def _nothing(digest: Digest) -> bytes:
+    raise LookupError(digest)
 
 
 def transitions() -> None:
@@ -324,7 +347,7 @@ def child(code: str) -> None:
 
 
 def main() -> None:
-    parts = {"fold": folding, "append": appending, "runs": whole_runs, "kill": after_a_kill, "many": runs_a_second, "stream": streaming}
+    parts = {"fold": folding, "append": appending, "runs": whole_runs, "kill": after_a_kill, "many": runs_a_second, "stream": streaming, "archive": archive}
     parser = argparse.ArgumentParser(description="What refold costs.")
     parser.add_argument("part", nargs="*", choices=[*parts, "transition", "start", []], help="only these (default: all)")
     wanted = parser.parse_args().part or [*parts, "transition", "start"]

@@ -3,7 +3,7 @@
 The only place that knows how a record is written; what it writes it can read, because every append reads back what it wrote.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, cast, get_args
 
 import msgspec
@@ -116,8 +116,7 @@ def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, be
     Raises Unreadable where the fact could not be read again (a bug at the border: nothing of it may reach the log).
     """
     fact = edge.fact
-    full = data_of(fact)
-    data, payloads = move_out(full)
+    data, payloads = move_out(data_of(fact))
     line = Line(
         run=run,
         position=position,
@@ -154,7 +153,7 @@ def read(stored: bytes, load: Load) -> Record:
 
 
 def record_of(line: Line, stored: bytes, load: Load) -> Record:
-    """The same, of which the envelope was read already."""
+    """The record whose envelope was read already. Raises as `read`."""
     return Record(
         run=line.run,
         position=line.position,
@@ -212,8 +211,8 @@ def _upcast(tag: str, version: int, data: bytes) -> bytes:
     return _encoder.encode(value)
 
 
-def full_line(record: Record, payloads: Mapping[Digest, bytes]) -> bytes:
+def full_line(record: Record, load: Load) -> bytes:
     """A stored line with every payload in its place; it carries no checkable digest any more."""
     line = read_line(record.stored)
-    data = put_back(bytes(line.data), lambda digest: payloads[digest])
+    data = put_back(bytes(line.data), load)
     return _encoder.encode(msgspec.structs.replace(line, data=msgspec.Raw(data)))

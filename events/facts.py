@@ -62,6 +62,7 @@ from refold.events.inputs import (
 from refold.events.parts import (
     Block as Block,
     Check as Check,
+    Edit as Edit,
     ErrorInfo as ErrorInfo,
     ModelSetup as ModelSetup,
     Note as Note,

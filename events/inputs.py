@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.events.parts import Block, CallFact, Check, ErrorInfo, FactBase, ModelSetup, Note, ProposedCall, Setup, Usage
-from refold.events.words import Digest, Kind, Reason, RunId, StopReason
+from refold.events.parts import Block, CallFact, Check, Edit, ErrorInfo, FactBase, ModelSetup, Note, ProposedCall, Setup, Usage
+from refold.events.words import CallId, Digest, Kind, Reason, RunId, StopReason
 
 # -- input facts: the run
 
@@ -42,14 +42,22 @@ class RunContinued(FactBase, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunForked(FactBase, frozen=True, kw_only=True, omit_defaults=True):
-    """A run was split off another at position `at`; its records go on from there. `changes` are settings by path, `edits` new results by call."""
+    """A run was split off another behind its record at `at`, whose digest is `head`; its records go on from there.
+
+    `changes` are parts of the setup that are other than the parent's, by path; `edits` are results that are shown otherwise; `message` is what the user says to it.
+    `performed` are calls, open there, that the parent performed later: with `allow_repeat` they need no approval.
+    """
 
     TAG, INPUT = "run_forked", True
     parent: RunId
     at: int
     head: Digest
-    edits: dict[str, Any] = msgspec.field(default_factory=dict)
     changes: dict[str, Any] = msgspec.field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+    message: str = ""
+    performed: tuple[CallId, ...] = ()
+    allow_repeat: bool = False
+    who: str = ""
 
 
 class DriverAttached(FactBase, frozen=True, kw_only=True, omit_defaults=True):

@@ -159,6 +159,16 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     messages: int
 
 
+class Edit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A result that a fork shows instead of the one that its parent recorded. `place` is that of its message among the past ones; None while no request has shown it."""
+
+    call: CallId
+    name: str
+    result: Any
+    source_ids: tuple[str, ...] = ()
+    place: int | None = None
+
+
 class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An observation that a tool asked to keep."""
 

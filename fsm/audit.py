@@ -10,13 +10,12 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.chain import DIGEST_LENGTH, NOTHING, digest_of, recompute
-from refold.events.codec import Record, Unreadable, read, read_line
+from refold.events.codec import FACTS, Record, Unreadable, read_line, record_of
 from refold.events.payloads import KEY
 from refold.events.words import Digest, RunId
-from refold.fsm.history import History
+from refold.fsm.history import History, Sign
 from refold.fsm.invariants import INVARIANTS, Named
 from refold.fsm.machine import Illegal, empty, step
-from refold.projections.run import Run
 
 EVIDENCE_MAX: Final = 100
 """Pieces of evidence that an invariant shows; a last one says how many more there are."""
@@ -65,16 +64,13 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit_rows(run_id: str, rows: Rows, load: Load) -> Audit:
-    """Judge a run by its stored records in order, its ancestors' first if it is a fork. `load` gives a payload or raises LookupError."""
-    records: list[Record] = []
-    verified = _walk(run_id, rows, load, records.append)
-    run, legal = _fold(run_id, records)
-    damage = (verified.broken_at, verified.why) if verified.broken_at is not None else None
-    history = History(records=tuple(records), run=run, damage=damage)
-    invariants = tuple(_judged(name, named, history) for name, named in INVARIANTS.items())
+    """Judge a run by its stored records in order, its ancestors' first if it is a fork, in one pass. `load` gives a payload or raises LookupError."""
+    judged = _Judged(run_id)
+    verified = _walk(run_id, rows, load, judged.take)
+    invariants = judged.end((verified.broken_at, verified.why) if verified.broken_at is not None else None)
     chain = Verdict(ok=verified.ok, broken_at=verified.broken_at, why=verified.why)
-    ok = chain.ok and legal.ok and all(invariant.ok for invariant in invariants)
-    return Audit(run_id=run_id, ok=ok, events=verified.events, chain=chain, legal=legal, invariants=invariants)
+    ok = chain.ok and judged.legal.ok and all(invariant.ok for invariant in invariants)
+    return Audit(run_id=run_id, ok=ok, events=verified.events, chain=chain, legal=judged.legal, invariants=invariants)
 
 
 def verify_rows(run_id: str, rows: Rows, load: Load) -> Verified:
@@ -126,7 +122,7 @@ def _fitting(expected: int, position: int, stored: bytes, before: Record | None,
     for reference in _references(bytes(line.data)):
         _check_payload(reference, load)
     try:
-        record = read(stored, load)
+        record = record_of(line, stored, load)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"its data cannot be read: {error}") from error
     if record.call != getattr(record.fact, "call", None):
@@ -183,31 +179,69 @@ def _check_batch(record: Record, before: Record | None) -> None:
             raise Unreadable("its stamp differs from that of its batch")
     if record.at < before.at:
         raise Unreadable("it is earlier than the record before")
-    if record.run != before.run and not (isinstance(record.fact, f.RunForked) and record.fact.parent == before.run):
+    splits = isinstance(record.fact, f.RunForked) and record.fact.parent == before.run
+    if record.run != before.run and not splits:
         raise Unreadable(f"it is of run {record.run}, the record before of {before.run}")
+    if record.type == f.RunForked.TAG and record.run == before.run:
+        raise Unreadable("a fork begins in the middle of its own stream")
 
 
 # -- legality
 
 
-def _fold(run_id: str, records: list[Record]) -> tuple[Run, Verdict]:
-    """The run up to its last legal record, and the verdict on the first illegal one."""
-    run, before = empty(RunId(run_id)), None
-    for record in records:
-        why = _out_of_order(record, before)
-        if not why:
+class _Judged:
+    """A run that is judged record by record: legal so far or not, and what each invariant found."""
+
+    def __init__(self, run_id: str) -> None:
+        self.legal = Verdict(ok=True)
+        self._history = History(run=empty(RunId(run_id)))
+        self._cases = [_Case(name, named, self._history) for name, named in INVARIANTS.items()]
+        self._hearing = {tag: [case for case, tags in zip(self._cases, _READS, strict=True) if tag in tags] for tag in FACTS}
+        self._before: Record | None = None
+
+    def take(self, record: Record) -> None:
+        """One more record: what the invariants say of it, then whether it is legal."""
+        history = self._history
+        try:
+            history.take(record)
+        except NOT_JUDGED as error:  # an amount or a time in the records that is none
+            for case in self._cases:
+                if case.counts:
+                    case.cannot(error)
+        for case in self._hearing[record.type]:
             try:
-                after = step(run, record)
-            except Illegal as error:
-                why = str(error)
-            except (ArithmeticError, ValueError, AssertionError) as error:
-                why = f"{record.type} cannot be folded: {type(error).__name__} {error}"
-            else:
-                why = f"the record is of turn {record.turn}, the run in turn {after.turn}" if record.turn != after.turn else ""
+                sign = case.send(record)
+                if sign is not None:
+                    case.found(sign)
+            except NOT_JUDGED as error:
+                case.cannot(error)
+        if self.legal.ok:
+            why = self._illegal(record)
+            if why:
+                self.legal = Verdict(ok=False, broken_at=record.position, why=why)
+                history.folded = False
+        self._before = record
+
+    def _illegal(self, record: Record) -> str:
+        """Why a record is no legal move from where the run is, if so; else the run has moved."""
+        why = _out_of_order(record, self._before)
         if why:
-            return run, Verdict(ok=False, broken_at=record.position, why=why)
-        run, before = after, record
-    return run, Verdict(ok=True)
+            return why
+        try:
+            after = step(self._history.run, record)
+        except Illegal as error:
+            return str(error)
+        except (ArithmeticError, ValueError, AssertionError) as error:
+            return f"{record.type} cannot be folded: {type(error).__name__} {error}"
+        if record.turn != after.turn:
+            return f"the record is of turn {record.turn}, the run in turn {after.turn}"
+        self._history.run = after
+        return ""
+
+    def end(self, damage: tuple[int, str] | None) -> tuple[Invariant, ...]:
+        """What the invariants say of the whole."""
+        self._history.damage = damage
+        return tuple(case.end() for case in self._cases)
 
 
 def _out_of_order(record: Record, before: Record | None) -> str:
@@ -219,24 +253,59 @@ def _out_of_order(record: Record, before: Record | None) -> str:
 
 # -- invariants
 
+NOT_JUDGED: Final = (ArithmeticError, ValueError, msgspec.MsgspecError)
+"""What comes of an amount or a time that is none."""
+_READS: Final = [frozenset(fact.TAG for fact in named.reads) if named.reads else frozenset(FACTS) for named in INVARIANTS.values()]
+"""The types of records that each invariant reads."""
 
-def _judged(name: str, named: Named, history: History) -> Invariant:
-    """Ask one invariant. What breaks it is shown alone; else what proves it, as far as there is room."""
-    proofs: list[str | int] = []
-    breaches: list[str | int] = []
-    broken_at: int | None = None
-    more = [0, 0]
-    try:
-        for sign in named.judge(history):
-            shown = breaches if sign.broken else proofs
-            if sign.broken and broken_at is None:
-                broken_at = sign.position
-            if len(shown) < EVIDENCE_MAX:
-                shown.append(sign.words or sign.position)
-            else:
-                more[sign.broken] += 1
-    except (ArithmeticError, ValueError, msgspec.MsgspecError) as error:  # an amount or a time in the records that is none
-        breaches.append(f"it cannot be judged: {error}")
-    evidence = breaches or proofs
-    left_out = more[bool(breaches)]
-    return Invariant(id=name, ok=not breaches, title=named.title, evidence=(*evidence, *([f"and {left_out} more"] if left_out else [])), broken_at=broken_at)
+
+class _Case:
+    """One invariant and what it has found so far. What breaks it is shown alone; else what proves it, as far as there is room."""
+
+    def __init__(self, name: str, named: Named, history: History) -> None:
+        self.name, self.title, self.counts = name, named.title, named.counts
+        self._signs = named.judge(history)
+        self._found: tuple[list[str | int], list[str | int]] = [], []
+        self._more = [0, 0]
+        self._broken_at: int | None = None
+        next(self._signs)
+        self.send: Callable[[Record | None], Sign | None] = self._signs.send
+        """Hand over a record: the first sign that comes of it."""
+
+    def found(self, sign: Sign | None) -> None:
+        """Note a sign and what others come of the same record."""
+        while sign is not None:
+            self._note(sign)
+            sign = next(self._signs)
+
+    def cannot(self, error: Exception) -> None:
+        """The invariant cannot be judged, which proves nothing."""
+        if self.send is not _nothing:
+            self.send = _nothing
+            self._found[True].append(f"it cannot be judged: {error}")
+
+    def _note(self, sign: Sign) -> None:
+        shown = self._found[sign.broken]
+        if sign.broken and self._broken_at is None:
+            self._broken_at = sign.position
+        if len(shown) < EVIDENCE_MAX:
+            shown.append(sign.words or sign.position)
+        else:
+            self._more[sign.broken] += 1
+
+    def end(self) -> Invariant:
+        """What the invariant says of the whole."""
+        try:
+            self.found(self.send(None))
+        except StopIteration:
+            pass
+        except NOT_JUDGED as error:
+            self.cannot(error)
+        proofs, breaches = self._found
+        left_out = self._more[bool(breaches)]
+        evidence = (*(breaches or proofs), *([f"and {left_out} more"] if left_out else []))
+        return Invariant(id=self.name, ok=not breaches, title=self.title, evidence=evidence, broken_at=self._broken_at)
+
+
+def _nothing(_: Record | None) -> None:
+    """What an invariant says that cannot be judged any more."""

@@ -6,7 +6,7 @@ Apart from the replay, because bytes that were changed are named for what they a
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from refold.events import chain
+from refold.events import chain, facts as f
 from refold.events.codec import Line, Record, Unreadable, read_line, record_of
 from refold.events.payloads import Load
 from refold.events.words import Digest
@@ -28,6 +28,11 @@ class Batch(NamedTuple):
     def end(self) -> int | None:
         """The first position behind the batch; None where the log ends with it."""
         return self.broken.position if self.broken is not None else self.behind.position if self.behind is not None else None
+
+    @property
+    def forked(self) -> bool:
+        """Whether a fork begins behind these records, and perhaps within what its parent appended together."""
+        return self.behind is not None and isinstance(self.behind.fact, f.RunForked)
 
 
 def batches(rows: Iterable[Stored], load: Load) -> Iterator[Batch]:

@@ -204,9 +204,9 @@ def start(run: Run, call: Call) -> f.ToolStarted:
 
 
 def key(run: Run, call: Call) -> str:
-    """The idempotency key: from the run, the call's place in it and the tool's business key; the same for every attempt."""
+    """The idempotency key: from the run that recorded the proposal, the call's place in it and the tool's business key; the same for every attempt."""
     assert call.check is not None
-    return signature_of([run.id, call.id, call.check.key])
+    return signature_of([call.proposed_in, call.id, call.check.key])
 
 
 # -- injecting_tool_results

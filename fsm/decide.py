@@ -17,9 +17,9 @@ from refold.fsm.machine import EDGES, Cursor, fire
 from refold.fsm.timing import retry_delay
 from refold.projections import context
 from refold.projections.messages import request_digest
-from refold.projections.prefix import next_digest
+from refold.projections.prefix import next_digest, past_digest
 from refold.projections.revisions import SUPPORTED, UnsupportedEngine
-from refold.projections.run import Run
+from refold.projections.run import Run, replace
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -145,6 +145,8 @@ def _streaming(run: Run, stamp: Stamp) -> f.Derived | None:
             return _failed(run)
         case "lost" | "retrying":
             return _another_attempt(run, stamp)
+        case "inherited":
+            return _made_anew(run, stamp)
         case _:
             assert_never(run.asked)
 
@@ -188,6 +190,24 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
     if run.asked == "lost":
         return msgspec.structs.replace(again, delay_us=0)
     return msgspec.structs.replace(again, number=run.number + 1, attempt=again.attempt + 1, delay_us=run.delay_us)
+
+
+def _made_anew(run: Run, stamp: Stamp) -> f.Derived:
+    """The request that was open where a fork begins, as the fork's own: under its number, with what its settings and edits make of it."""
+    assert run.request is not None
+    unasked = replace(run, request=None, turn=run.turn - 1)
+    limits_of_request = EDGES["injecting_tool_results"]["model_requested"].limits
+    if (exceeded := next((found for limit in limits_of_request if (found := limit(unasked, stamp)) is not None), None)) is not None:
+        return _stopped(exceeded)
+    wrap_up = limits.is_last_turn(unasked)
+    digest = past_digest(run, bare=wrap_up) if run.rules.chains else run.request.digest
+    return f.ModelRequested(
+        number=run.number,
+        digest=digest,
+        max_output_tokens=limits.output_limit(unasked),
+        estimated_input_tokens=limits.estimated_input(unasked),
+        wrap_up=wrap_up,
+    )
 
 
 # -- injecting_tool_results

@@ -64,7 +64,7 @@ def open_request(run: Run, fact: f.Fact) -> bool:
 
 
 def no_open_request(run: Run, fact: f.Fact) -> bool:
-    return run.asked in ("lost", "retrying")
+    return run.asked in ("lost", "inherited", "retrying")
 
 
 def request_failed(run: Run, fact: f.Fact) -> bool:

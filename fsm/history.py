@@ -1,9 +1,10 @@
-"""What an invariant is given and what it answers: the records of a run, and signs for or against.
+"""What an invariant is given and what it answers: a run record by record, and signs for or against.
 
-Apart from the invariants, because both files of them speak in these few words.
+Apart from the invariants, because all files of them speak in these few words. An invariant is a coroutine: it is sent each record that it reads, and then None,
+and says in between what it found; so a run is judged in one pass, however long it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from typing import Final, NamedTuple, TypeVar
 
@@ -12,38 +13,11 @@ import msgspec
 from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.settings import Budgets, Context, Policy
+from refold.fsm.decisions import NOTHING_DECIDED, Decisions, decided
+from refold.fsm.sums import Sums, count
 from refold.projections.run import Run
 
 T = TypeVar("T", Budgets, Policy, Context)
-
-
-class History(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as an invariant may read it. `run` is its fold up to the last legal record: to be compared with, never to be believed."""
-
-    records: tuple[Record, ...]
-    run: Run
-    damage: tuple[int, str] | None = None
-    """Where the chain breaks and why."""
-
-    @property
-    def folded_whole(self) -> bool:
-        return self.run.position == len(self.records)
-
-
-class Sign(NamedTuple):
-    """One piece of evidence, found at a position."""
-
-    position: int
-    words: str = ""
-    broken: bool = False
-
-
-Signs = Iterator[Sign]
-Judge = Callable[[History], Signs]
-
-
-def broken(position: int, words: str) -> Sign:
-    return Sign(position, words, broken=True)
 
 
 class Settings(NamedTuple):
@@ -55,6 +29,57 @@ class Settings(NamedTuple):
 
 
 NONE_YET: Final = Settings(Budgets(), Policy(), Context())
+
+
+class History(msgspec.Struct, kw_only=True):
+    """A run up to the record that is judged, that included, as its records have it."""
+
+    run: Run
+    """The fold before the record, as long as the records are legal: to be compared with, never to be believed."""
+    folded: bool = True
+    """Whether they were, so that `run` is where the records are."""
+    last: Record | None = None
+    settings: Settings = NONE_YET
+    sums: Sums = msgspec.field(default_factory=Sums)
+    before: Sums = msgspec.field(default_factory=Sums)
+    """The sums before the open request was made."""
+    decisions: Decisions = NOTHING_DECIDED
+    request: f.ModelRequested | None = None
+    """The last request before the record."""
+    damage: tuple[int, str] | None = None
+    """Where the chain breaks and why, once all is read."""
+
+    def take(self, record: Record) -> None:
+        """One more record. Raises ArithmeticError, ValueError or MsgspecError for amounts that are none."""
+        fact = record.fact
+        if self.last is not None and isinstance(self.last.fact, f.ModelRequested):
+            self.request = self.last.fact
+        self.last = record
+        if isinstance(fact, _SETTING):
+            self.settings = in_force(self.settings, fact)
+        if isinstance(fact, f.ModelRequested):
+            self.before = msgspec.structs.replace(self.sums)
+        count(self.sums, record)
+        self.decisions = decided(self.decisions, fact, self.settings.policy)
+
+
+class Sign(NamedTuple):
+    """One piece of evidence, found at a position."""
+
+    position: int
+    words: str = ""
+    broken: bool = False
+
+
+Signs = Generator[Sign | None, Record | None, None]
+Judge = Callable[[History], Signs]
+
+
+def broken(position: int, words: str) -> Sign:
+    return Sign(position, words, broken=True)
+
+
+_SETTING: Final = (f.RunStarted, f.RunContinued, f.RunForked)
 
 
 def in_force(settings: Settings, fact: f.Fact) -> Settings:

@@ -8,15 +8,17 @@ from typing import Final, NamedTuple
 
 from refold.events import facts as f
 from refold.events.words import CallId
-from refold.fsm import bounds, repeats
+from refold.fsm import bounds, repeats, sensitive
 from refold.fsm.history import History, Judge, Sign, Signs, broken
 
 
 class Named(NamedTuple):
-    """An invariant: what it says, and the function that judges it."""
+    """An invariant: what it says, the function that judges it, the facts that it reads (all, where none are named), and whether it rests on the sums."""
 
     title: str
     judge: Judge
+    reads: tuple[type[f.Fact], ...] = ()
+    counts: bool = False
 
 
 def model_runs_nothing(history: History) -> Signs:
@@ -24,7 +26,7 @@ def model_runs_nothing(history: History) -> Signs:
     driven = False
     started: dict[CallId, tuple[int, int]] = {}
     ever: set[CallId] = set()
-    for record in history.records:
+    while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
             case f.DriverAttached():
@@ -54,7 +56,7 @@ def executed_calls_were_validated(history: History) -> Signs:
     """Whatever is started was checked and accepted before."""
     checked: dict[CallId, tuple[int, str]] = {}
     accepted: set[CallId] = set()
-    for record in history.records:
+    while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
             case f.CallsChecked(checks=checks):
@@ -82,7 +84,7 @@ def every_call_has_one_observation(history: History) -> Signs:
     proposed: dict[CallId, int] = {}
     results: dict[CallId, int] = {}
     settled: set[CallId] = set()
-    for record in history.records:
+    while (record := (yield None)) is not None:
         position, fact = record.position, record.fact
         if isinstance(fact, f.ToolCallsRequested):
             proposed = {call.id: position for call in fact.calls}
@@ -100,6 +102,12 @@ def every_call_has_one_observation(history: History) -> Signs:
             elif closed not in proposed:
                 yield broken(position, f"{closed}: a result at {position} of a call that was never proposed")
             results[closed] = position
+
+
+_CLOSING: Final = (
+    *(f.ToolRejected, f.DuplicateActionBlocked, f.ToolSucceeded, f.ToolClosed, f.ApprovalDenied, f.ApprovalExpired),
+    *(f.ClarificationReceived, f.DoubtResolved),
+)
 
 
 def _closes(fact: f.Fact) -> CallId | None:
@@ -137,7 +145,7 @@ def completed_only_after_validation(history: History) -> Signs:
     """A run completes only with an answer of its last turn that was checked and not rejected."""
     claim = verdict = 0
     faults = ""
-    for record in history.records:
+    while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
             case f.FinalProposed():
@@ -164,7 +172,7 @@ def completed_only_after_validation(history: History) -> Signs:
 def state_changes_have_events(history: History) -> Signs:
     """Each record begins in the state where the one before it ended, the first in idle."""
     state = "idle"
-    for record in history.records:
+    while (record := (yield None)) is not None:
         if record.source != state:
             yield broken(record.position, f"{record.type} at {record.position} begins in {record.source}, but the run was in {state}")
         elif record.target != state:
@@ -175,7 +183,7 @@ def state_changes_have_events(history: History) -> Signs:
 def requests_have_answered_calls(history: History) -> Signs:
     """No request is made while a call of an earlier turn has no result in its history."""
     open_calls: dict[CallId, int] = {}
-    for record in history.records:
+    while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
             case f.ToolCallsRequested(calls=calls):
@@ -193,25 +201,69 @@ def requests_have_answered_calls(history: History) -> Signs:
 
 def chain_holds(history: History) -> Signs:
     """Positions are gapless and every digest covers its record and the one before."""
+    while (yield None) is not None:
+        pass
+    last = history.last
     if history.damage is not None:
         yield broken(*history.damage)
-    elif history.records:
-        last = history.records[-1]
+    elif last is not None:
         yield Sign(last.position, f"1 to {last.position}, head {last.digest}")
 
 
+_CHECKS: Final = (f.CallsChecked, f.CallSuperseded)
+_OUTCOMES: Final = (f.ToolSucceeded, f.ToolFailed)
+_ENDS: Final = (f.RunCompleted, f.RunStopped, f.RunFailed, f.RunCancelled)
+
 INVARIANTS: Final[dict[str, Named]] = {
-    "I1": Named("the model never executes tools", model_runs_nothing),
-    "I2": Named("every executed call was validated first", executed_calls_were_validated),
-    "I3": Named("every call ends in exactly one observation", every_call_has_one_observation),
-    "I4": Named("every iteration consumes a bounded budget", bounds.iterations_are_bounded),
-    "I5": Named("the runtime can stop without the model", bounds.ends_have_causes),
-    "I6": Named("identical actions cannot run without limit", repeats.identical_actions_are_limited),
-    "I7": Named("repeating cycles are detected", repeats.cycles_end_the_run),
-    "I9": Named("completion only after validation", completed_only_after_validation),
+    "I1": Named(
+        "the model never executes tools", model_runs_nothing, (f.DriverAttached, f.DriverDetached, f.RunForked, f.ToolStarted, *_OUTCOMES, f.LateOutcome)
+    ),
+    "I2": Named("every executed call was validated first", executed_calls_were_validated, (*_CHECKS, f.ToolCallsAccepted, f.ToolStarted)),
+    "I3": Named(
+        "every call ends in exactly one observation",
+        every_call_has_one_observation,
+        (f.ToolCallsRequested, f.ToolResultsInjected, *_ENDS, *_CLOSING),
+    ),
+    "I4": Named(
+        "every iteration consumes a bounded budget", bounds.iterations_are_bounded, (f.ModelRequested, *_CHECKS, f.DoubtResolved, f.ToolStarted), counts=True
+    ),
+    "I5": Named(
+        "the runtime can stop without the model",
+        bounds.ends_have_causes,
+        (
+            *(f.ModelRequested, f.ModelFailed, f.ModelErrorObserved, f.ModelInterrupted, f.FinalProposed, f.FinalRejected, f.CallsChecked),
+            *(f.CancelRequested, f.ToolClosed, f.ToolRejected, f.RunForked, *_ENDS),
+        ),
+        counts=True,
+    ),
+    "I6": Named(
+        "identical actions cannot run without limit",
+        repeats.identical_actions_are_limited,
+        (*_CHECKS, f.UserSaid, f.RunForked, f.ToolSucceeded, f.ToolClosed, f.DoubtResolved),
+    ),
+    "I7": Named("repeating cycles are detected", repeats.cycles_end_the_run, (f.ModelRequested, f.CallsChecked, f.FinalRejected)),
+    "I8": Named(
+        "sensitive actions have a prior approval for the same arguments",
+        sensitive.approvals_come_first,
+        (*_CHECKS, f.RunForked, f.ApprovalRequested, f.ApprovalGranted, f.ApprovalDenied, f.ToolStarted, *_OUTCOMES),
+    ),
+    "I9": Named(
+        "completion only after validation",
+        completed_only_after_validation,
+        (f.FinalProposed, f.AnswerChecked, f.ModelRequested, f.FinalRejected, f.ToolCallsRequested, f.RunCompleted),
+    ),
     "I10": Named("every state change has an event", state_changes_have_events),
-    "I11": Named("no request is sent with an unanswered call in its history", requests_have_answered_calls),
-    "I12": Named("counters equal the sum of the events", bounds.counters_are_sums),
-    "I13": Named("positions are gapless and the chain holds", chain_holds),
+    "I11": Named(
+        "no request is sent with an unanswered call in its history",
+        requests_have_answered_calls,
+        (f.ToolCallsRequested, f.ToolResultsInjected, f.ModelRequested),
+    ),
+    "I12": Named("counters equal the sum of the events", bounds.counters_are_sums, counts=True),
+    "I13": Named("positions are gapless and the chain holds", chain_holds, (f.RunStarted,)),
+    "I15": Named(
+        "no side effect begins twice under different keys or without a record",
+        sensitive.side_effects_keep_their_key,
+        (f.CallsChecked, f.ToolStarted, *_OUTCOMES, f.DoubtResolved),
+    ),
 }
-"""I8, I14 and I15 are judged elsewhere: the first and the last by the guards of the table alone, I14 by replay."""
+"""All that can be told from the records alone; I14, that they can be derived again, is added by whoever replays."""

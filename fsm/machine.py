@@ -14,7 +14,7 @@ from refold.events.codec import FACTS, Edge, Record, Stamp
 from refold.events.words import STATES, RunId, State
 from refold.fsm import guards, limits
 from refold.projections.evolve import evolve
-from refold.projections.run import Run
+from refold.projections.run import Run, replace
 
 Requires = Callable[[Run, f.Fact], bool]
 Limit = Callable[[Run, Stamp], limits.Exceeded | None]
@@ -263,6 +263,8 @@ def fire_compiled(cursor: Cursor, fact: f.Fact) -> None:
 
 def step(run: Run, record: Record) -> Run:
     """Fold one record, asserting that it is a legal move from where the run is. Raises Illegal."""
+    if record.run != run.id and (not run.position or record.type == f.RunForked.TAG):
+        run = replace(run, id=record.run)  # a fork's own records begin behind its parent's
     row = _row(run.state, run, record.fact)
     if record.source != run.state or record.target != row.target:
         raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}")

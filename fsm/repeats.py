@@ -5,12 +5,11 @@ They read actions and decisions off the records by other code than the fold's, s
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import Final, NamedTuple
 
 from refold.events import facts as f
-from refold.events.settings import Policy
 from refold.events.words import CallId, Digest
-from refold.fsm.history import NONE_YET, History, Sign, Signs, broken, in_force
+from refold.fsm.decisions import repeating
+from refold.fsm.history import History, Sign, Signs, broken
 
 # -- I6
 
@@ -20,14 +19,12 @@ def identical_actions_are_limited(history: History) -> Signs:
 
     Another action that is no read, or a message of the user, starts the count of a harmless one again; that of a side effect only the message.
     """
-    settings = NONE_YET
     checks: dict[CallId, f.Check] = {}
     chosen: set[CallId] = set()
     places: dict[Digest, list[int]] = {}
     last_write: dict[Digest, int] = {}
     said = 0
-    for record in history.records:
-        settings = in_force(settings, record.fact)
+    while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
             case f.CallsChecked(checks=new):
@@ -37,6 +34,8 @@ def identical_actions_are_limited(history: History) -> Signs:
                 chosen.add(call)
             case f.UserSaid():
                 said = position
+            case f.RunForked(message=message) if message:
+                said = position
             case _:
                 pass
         check = checks.get(performed) if (performed := _performs(record.fact)) is not None else None
@@ -45,7 +44,7 @@ def identical_actions_are_limited(history: History) -> Signs:
         since = said if check.effect == "side_effect" else max(said, _other_write(last_write, check.signature))
         before = places.setdefault(check.signature, [])
         times = len(before) - bisect_right(before, since) + 1
-        most = settings.policy.max_duplicate_actions
+        most = history.settings.policy.max_duplicate_actions
         if times > most and not check.repeatable and check.call not in chosen:
             yield broken(position, f"{check.call}: performed at {position}, the {times}. time since {since}; allowed are {most}")
         elif times > 1:
@@ -77,57 +76,15 @@ def _other_write(last_write: Mapping[Digest, int], signature: Digest) -> int:
 # -- I7
 
 
-class Decisions(NamedTuple):
-    """The latest decisions, and the answer that will be one if it is rejected."""
-
-    made: tuple[tuple[str, ...], ...] = ()
-    claim: tuple[str, ...] = ()
-
-
-NOTHING_DECIDED: Final = Decisions()
-
-
 def cycles_end_the_run(history: History) -> Signs:
     """Once the latest decisions repeat `cycle_repeats` times, no further request is made unless the user speaks."""
-    settings = NONE_YET
-    decisions = NOTHING_DECIDED
-    for record in history.records:
-        settings = in_force(settings, record.fact)
-        decisions = decided(decisions, record.fact, settings.policy)
-        length = repeating(decisions, settings.policy)
+    while (record := (yield None)) is not None:
+        policy = history.settings.policy
+        length = repeating(history.decisions, policy)
         if not length:
             continue
-        words = f"the last {length} decisions repeated {settings.policy.cycle_repeats} times"
+        words = f"the last {length} decisions repeated {policy.cycle_repeats} times"
         if isinstance(record.fact, f.ModelRequested):
             yield broken(record.position, f"{words}, and a request was made at {record.position}")
         elif isinstance(record.fact, f.CallsChecked | f.FinalRejected):
             yield Sign(record.position, f"{words} at {record.position}")
-
-
-def decided(decisions: Decisions, fact: f.Fact, policy: Policy) -> Decisions:
-    """The decisions since the user last spoke: the actions of a turn's calls, or an answer that was not accepted."""
-    match fact:
-        case f.RunStarted() | f.RunContinued():
-            return NOTHING_DECIDED
-        case f.UserSaid():
-            return decisions._replace(made=())
-        case f.FinalProposed(text=text, refusal=refusal):
-            return decisions._replace(claim=("answer", text, refusal))
-        case f.FinalRejected():
-            made = (*decisions.made, decisions.claim)
-        case f.CallsChecked(checks=checks) if not all(check.repeatable for check in checks):
-            made = (*decisions.made, ("calls", *(check.signature for check in checks)))
-        case _:
-            return decisions
-    kept = max(policy.cycle_lengths, default=0) * policy.cycle_repeats
-    return decisions._replace(made=made[-kept:] if kept else ())
-
-
-def repeating(decisions: Decisions, policy: Policy) -> int:
-    """The length of the cycle at the end, or 0."""
-    times = policy.cycle_repeats
-    for length in policy.cycle_lengths:
-        tail = decisions.made[-length * times :] if length > 0 and times > 1 else ()
-        if tail and len(tail) == length * times and all(tail[n] == tail[n % length] for n in range(len(tail))):
-            return length
-    return 0

@@ -50,6 +50,8 @@ def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None
             first = msgspec.structs.replace(again.found, nearest=_nearest(again, batch, read))
         if not again.goes_on:
             break  # what follows answers to another past
+    if first is None and run.id != run_id:
+        first = diverges(run.position, Difference("run", run.id, run_id), causes.changed(f"these are the records of run {run.id}"))
     for _ in counted:
         pass
     return Derived(run=run, events=counted.events, records=tuple(derived), divergence=first)
@@ -91,6 +93,8 @@ def _batch(run: Run, batch: Batch, ask: Ask | None) -> _Again:
 def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
     """The records of a batch against what follows from their inputs."""
     first = batch.records[0]
+    if not run.position or isinstance(first.fact, f.RunForked):
+        run = replace(run, id=first.run)
     stored = {record.position: record for record in batch.records}
     gap = _gap(stored, run.position + 1, _end(batch))
     given: list[f.Input] = [record.fact for record in batch.records if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
@@ -106,8 +110,9 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
         decided = decide(run, inputs, stamp)
     except (Illegal, Refused) as error:
         return _Again(run, found=_said_otherwise(batch, inputs) or _stuck(error, stored, gap))
-    pairs = _written(run, decided.edges, stamp, stored)
-    again = _Again(replace(decided.run, head=pairs[-1].taken.digest), tuple(pair.taken for pair in pairs))
+    made = _end(batch) - run.position - 1 if batch.forked else None  # what followed there is the parent's alone
+    pairs = _written(run, decided.edges[:made], stamp, stored)
+    again = _Again(replace(decided.runs[len(pairs) - 1], head=pairs[-1].taken.digest), tuple(pair.taken for pair in pairs))
     parts = _parts(batch, stored, pairs)
     if gap is None or (parts is not None and parts.position < gap):
         return again._replace(goes_on=True) if parts is None else _parted(again, batch, parts)

@@ -38,7 +38,7 @@ def breaks(records: Iterable[Record]) -> list[Break]:
     for record in records:
         before = run if run is not None else Run(id=record.run)
         run = evolve(before, record.fact, target=record.target, at=record.at, head=record.digest)
-        if isinstance(record.fact, f.ModelRequested) and run.turn != before.turn:
+        if isinstance(record.fact, f.ModelRequested) and (run.turn != before.turn or before.asked == "inherited"):
             if last is not None and (broken := between(last, run)) is not None:
                 found.append(broken)
             last = run
@@ -69,6 +69,8 @@ def _goes_on(last: Run, run: Run, request: f.ModelRequested) -> bool:
 
 
 def _because(last: Run, run: Run, part: Part) -> str:
+    if run.forked_from != last.forked_from or run.forked_at != last.forked_at:
+        return f"the fork of {run.forked_from} at {run.forked_at} shows something else"
     if run.past.hidden != last.past.hidden:
         return "older turns gave way to a summary"
     if run.past.left_out != last.past.left_out:

@@ -132,7 +132,7 @@ def inherited(run: Run, fact: f.RunContinued) -> Run:
     """What a parent said and saw is past, in blocks that no request of this run showed first."""
     blocks = fact.shown or (f.Block(position=0, digest=fact.transcript, size=fact.size, messages=0),)
     entries = [Entry(position=block.position, kind=HISTORY, size=block.size, digest=block.digest) for block in blocks]
-    return _retold(replace(run, entries=run.entries.add(*entries)))
+    return retold(replace(run, entries=run.entries.add(*entries)))
 
 
 def requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
@@ -142,7 +142,13 @@ def requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
     after = replace(
         run, entries=run.entries.add(*entries), past=replace(run.past, chosen=False, wanted=False), bare=fact.wrap_up, size=size, prefix=fact.digest
     )
-    return _retold(after) if run.past.left_out else after
+    return retold(after) if run.past.left_out else after
+
+
+def requested_anew(run: Run, fact: f.ModelRequested) -> Run:
+    """A fork makes the open request of its parent itself: it shows what that showed, with or without tools as the fork's limits have it."""
+    after = replace(run, bare=fact.wrap_up, prefix=fact.digest)
+    return retold(after) if run.past.left_out else after
 
 
 def answered(run: Run) -> Run:
@@ -175,10 +181,10 @@ def compacted(run: Run, fact: f.ContextCompacted, position: int) -> Run:
     left_out = tuple(at for at in past.left_out if at > fact.upto)
     summary = entry_of(summary_message(fact.summary), position)
     past = replace(past, hidden=hidden, pinned=pinned, summary=summary, left_out=left_out, instead=past.instead if left_out else None, failed=0)
-    return _retold(replace(run, past=past))
+    return retold(replace(run, past=past))
 
 
-def _retold(run: Run) -> Run:
+def retold(run: Run) -> Run:
     """Size and digest of what is retained of the past, added up anew."""
     retained = replace(run, past=replace(run.past, left_out=(), instead=None))
     kept = list(retained.shown_entries())

@@ -10,7 +10,7 @@ from msgspec.json import decode
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of, signature_of
 from refold.events.words import CallId, Digest, Kind, State
-from refold.projections import context, spending
+from refold.projections import context, forking, spending
 from refold.projections.messages import Message, MessageCall, assistant, encode, failure, is_repeatable, paused, quoted, told, user, visible
 from refold.projections.prefix import past_digest, start
 from refold.projections.run import Call, Driver, Run, Turn, Write, replace
@@ -40,7 +40,7 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
         case f.ModelRequested():
             return _requested(run, fact, position)
         case f.ToolCallsRequested():
-            calls = tuple(Call(id=call.id, proposed=call) for call in fact.calls)
+            calls = tuple(Call(id=call.id, proposed=call, proposed_in=run.id) for call in fact.calls)
             return _answered(run, fact, Turn(output=fact, position=position, calls=calls))
         case f.CallsChecked():
             return _checked(run, fact)
@@ -105,7 +105,7 @@ def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:
         case f.RunContinued():
             return _continued(run, fact, at)
         case f.RunForked():
-            return replace(run, parent=fact.parent)
+            return forking.forked(run, fact, at)
         case f.DriverAttached():
             return _attached(run, fact, at)
         case f.DriverDetached():
@@ -160,7 +160,8 @@ GO_ON = "Go on with the task."
 
 def _requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
     if run.state == "streaming_model":  # another attempt, or the same request after its process was lost
-        return replace(run, request=fact, number=fact.number, asked="yes", failure=None)
+        again = context.requested_anew(run, fact) if run.asked == "inherited" else run
+        return replace(again, request=fact, number=fact.number, asked="yes", failure=None)
     run = context.requested(run, fact, position)
     return replace(
         run,

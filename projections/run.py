@@ -18,8 +18,8 @@ from refold.projections.revisions import Rules, rules_of
 
 Phase = Literal["proposed", "accepted", "waiting", "ready", "started", "unknown", "failed", "retrying", "doubt", "closed"]
 """Where a call is. `waiting` for a human, `ready` once allowed; `unknown` when its driver was lost, `failed` when an attempt ended and what follows is not decided yet."""
-Asked = Literal["no", "yes", "lost", "failed", "retrying", "answered"]
-"""Where the open request is: made, lost with its process, failed, to be made again, answered."""
+Asked = Literal["no", "yes", "lost", "inherited", "failed", "retrying", "answered"]
+"""Where the open request is: made, lost with its process, made by the run that this one is a fork of, failed, to be made again, answered."""
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -31,6 +31,8 @@ class Call(_Struct, frozen=True, kw_only=True):
 
     id: CallId
     proposed: f.ProposedCall
+    proposed_in: RunId = RunId("")
+    """The run that recorded the proposal: a fork performs an inherited call under its parent's key."""
     check: f.Check | None = None
     phase: Phase = "proposed"
     attempt: int = 0
@@ -194,12 +196,17 @@ class Run(_Struct, frozen=True, kw_only=True):
     goal: str = ""
     setup: f.Setup | None = None
     parent: RunId | None = None
+    """The run that this one continues."""
+    forked_from: RunId | None = None
+    forked_at: int = 0
     started_at: int = 0
     epoch: int = 0
     driver: Driver | None = None
     turn: int = 0
     number: int = 0
     """Requests so far, attempts included."""
+    numbered_from: int = 0
+    """Requests that were made before the model was set: at the beginning, or at a fork with another."""
     request: f.ModelRequested | None = None
     """The request that is open, until its turn is closed."""
     asked: Asked = "no"

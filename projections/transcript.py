@@ -8,9 +8,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from refold.events.chain import digest_of
-from refold.events.facts import ContextChosen, ContextCompacted, Fact, ModelRequested, Note, NoteStored
+from refold.events.facts import ContextChosen, ContextCompacted, Fact, ModelRequested, Note, NoteStored, RunForked
 from refold.events.words import Digest
-from refold.projections import context
+from refold.projections import context, forking
 from refold.projections.messages import Message, encode, user
 from refold.projections.prefix import HISTORY, chained, start
 from refold.projections.run import Entry, Run
@@ -54,6 +54,8 @@ class Transcript:
         match fact:
             case ModelRequested() if before.state != "streaming_model":
                 self._shown += [(message,) for message in context.news(before)]
+            case RunForked():
+                self._fork(before, fact)
             case ContextCompacted() if not fact.error:
                 self.summaries.append(fact)
             case ContextChosen(instead=instead):
@@ -62,6 +64,17 @@ class Transcript:
                 self.notes.append(Kept(after.position, Note(text=text, source_ids=source_ids)))
             case _:
                 pass
+
+    def _fork(self, before: Run, fact: RunForked) -> None:
+        """Results that were edited are shown and kept as they are now; a message may go into the request that is open."""
+        edited = {edit.call: forking.message_of(edit) for edit in fact.edits}
+        self.messages = [edited.get(message.call_id, message) for message in self.messages]  # type: ignore[call-overload]
+        for edit in fact.edits:
+            if edit.place is not None:
+                self._shown[edit.place] = (forking.as_shown(before, edit),)
+        if fact.message and forking.goes_into_open_request(before):
+            self.messages.append(user(fact.message))
+            self._shown.append((user(fact.message),))
 
     def in_full(self, place: int) -> tuple[Message, ...]:
         """The messages of an entry of the run, as they were before anything was cut."""

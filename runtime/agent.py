@@ -3,18 +3,20 @@
 import asyncio
 import copy
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, Literal
 
 from refold.events import facts as f, settings as recorded
+from refold.events.words import RunId
 from refold.fsm.guards import ASK_USER
 from refold.projections.excerpts import READ_RESULT
 from refold.projections.revisions import ENGINE
 from refold.projections.run import Run
 from refold.runtime import consults as c, models, ports as p
 from refold.runtime.driver import Driver, RunExists
+from refold.runtime.forking import Asked, Elsewhere, changes_between, fork, setup_at
 from refold.runtime.journal import Journal, continuation
 from refold.runtime.live import START, Feed, Shown as Shown, Streamed as Streamed
 from refold.runtime.performing import Cast
@@ -26,6 +28,7 @@ from refold.runtime.settings import Budgets, Context, Policy, recorded_as
 from refold.runtime.store import NotAsked, Store
 from refold.runtime.text import visible, whole
 from refold.runtime.tools import Tool, tool
+from refold.runtime.values import stored
 
 
 class OtherAgent(ValueError):
@@ -138,6 +141,39 @@ class Agent:
         """`resume` for scripts. Raises RuntimeError inside a running event loop."""
         return _outside_loop("resume", lambda: self.resume(run_id, store=store, own_loop=True))
 
+    async def fork(
+        self,
+        run_id: str,
+        at: int,
+        *,
+        store: Store,
+        message: str = "",
+        edits: Mapping[str, Any] | None = None,
+        allow_repeat: bool = False,
+        with_model: bool | None = None,
+        new_id: str | None = None,
+        heard: Callable[[Shown], None] | None = None,
+        own_loop: bool = False,
+    ) -> Result:
+        """Begin a run whose history is that of another up to `at`, or to the last place before where that rests, and drive it as this agent is: its model, settings and tools.
+
+        `edits` are other results by call id, `message` is what the user says to it; side effects that the parent performed later are asked for, unless `allow_repeat`.
+        A script begins anew where the model is another one, or an object (`with_model`). Raises UnknownRun, NoFork, RunExists, OtherHistory, StoreUnavailable.
+        """
+        child = RunId(checked_id(new_id) if new_id is not None else p.RandomIds().run_id())
+        before = setup_at(store.log, run_id, at)
+        model = self._model(before)
+        anew = not (self.model is None or isinstance(self.model, str)) if with_model is None else with_model
+        changes = changes_between(before, self.declared(model=model), with_model=anew)
+        asked = Asked(changes, {call: stored(result) for call, result in (edits or {}).items()}, checked_goal(message) if message else "", allow_repeat)
+        fork(store.log, run_id, at, child, asked)
+        journal = Journal(store.log, child, own_loop=own_loop).load()
+        return await self._driven(store, journal, model, heard, setup=journal.run.begun)
+
+    def fork_sync(self, run_id: str, at: int, *, store: Store, message: str = "", edits: Mapping[str, Any] | None = None, new_id: str | None = None) -> Result:
+        """`fork` for scripts. Raises RuntimeError inside a running event loop."""
+        return _outside_loop("fork", lambda: self.fork(run_id, at, store=store, message=message, edits=edits, new_id=new_id, own_loop=True))
+
     async def stream(
         self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "continue"
     ) -> AsyncGenerator[Streamed, None]:
@@ -177,7 +213,10 @@ class Agent:
         """Drive a run, for everybody who reads along."""
         with store.live.on_air(journal.run, heard) as feed:
             journal.heard = feed
-            driver = Driver(journal, self._cast(model, feed, setup))
+            cast = self._cast(model, feed, setup)
+            if journal.run.forked_from is not None:
+                cast = replace(cast, consults=cast.consults.of_fork(Elsewhere(store.log, journal.id).performed))
+            driver = Driver(journal, cast)
             await driver.drive(begin)
         return result_of(store, journal.run, lost=driver.lost)
 

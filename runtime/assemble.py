@@ -93,12 +93,6 @@ class Assembler:
         return usage_of(reported) if reported is not None else None
 
     @property
-    def _cost_only(self) -> bool:
-        """Whether a price was reported without tokens, which are then estimated."""
-        reported = self._usage
-        return reported is not None and reported.cost_usd is not None and not (reported.input_tokens or reported.output_tokens)
-
-    @property
     def reasoning(self) -> str:
         """The reasoning so far."""
         return str(self._reasoning)
@@ -116,9 +110,11 @@ class Assembler:
         finished = self.finished or p.Finished(stop_reason="unknown")
         calls = self.calls
         usage = self.usage()
-        if usage is not None and self._cost_only:
+        if usage is not None and not usage.input_tokens and (usage.output_tokens or usage.cost_usd is not None):
+            # Nothing is said for nothing: what was not counted is estimated, and one estimate makes the whole an estimate.
             said = self.text + "".join(call.arguments_text for call in calls)
-            usage = f.Usage(input_tokens=estimated_input, output_tokens=tokens_of(len(said.encode())), estimated=True, cost_usd=usage.cost_usd)
+            written = usage.output_tokens or tokens_of(len(said.encode()))
+            usage = msgspec.structs.replace(usage, input_tokens=estimated_input, output_tokens=written, estimated=True)
         output = f.ModelOutput(
             text=self.text,
             reasoning=self.reasoning,

@@ -34,6 +34,7 @@ def request_of(asked: f.SummaryRequested, run: Run, transcript: Transcript) -> p
     return p.Request(
         turn=run.turn,
         number=asked.number or 0,
+        numbered_from=run.numbered_from,
         instructions=summaries.SUMMARISE,
         messages=(user(summaries.record(messages, last, max(WORDS_AROUND, room))),),
         tools=(),

@@ -4,7 +4,7 @@ What it says goes into the log as input facts, so that replay can read it instea
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from refold.events import facts as f
@@ -46,6 +46,12 @@ class Consults:
     redaction: Redaction = field(default=Redaction())
     context_builder: tuple[str, Builder | None] = ("", None)
     """Its name, and who is asked by it which older turns the next request shows."""
+    elsewhere: Callable[[Digest], str] = lambda _: ""
+    """Where an action was performed that this run may not repeat unasked, in words: of a fork, by the run that it is a fork of."""
+
+    def of_fork(self, elsewhere: Callable[[Digest], str]) -> "Consults":
+        """The same for a run that may not do again unasked what it finds there."""
+        return replace(self, elsewhere=elsewhere)
 
     def calls(self, output: f.ModelOutput) -> f.CallsChecked:
         """One check for each call, in call order."""
@@ -92,6 +98,7 @@ class Consults:
     def _policy(self, call: CallId, tool: Tool, canonical: str, arguments: dict[str, Any]) -> f.Check:
         """What the tool's policy says of arguments that validate."""
         signature = signature_of([tool.name, canonical])
+        repeated = self.elsewhere(signature) if tool.effect == "side_effect" else ""
         try:
             needed = bool(tool.approval(arguments)) if callable(tool.approval) else tool.approval == "always"
             key = str(tool.key(arguments)) if tool.key is not None else ""
@@ -105,9 +112,9 @@ class Consults:
             arguments=canonical,
             effect=tool.effect,
             signature=signature,
-            approval=needed,
-            approval_reason=_why(tool) if needed else "",
-            digest=approval_digest(signature, tool) if needed else None,
+            approval=needed or bool(repeated),
+            approval_reason="; ".join(why for why in (_why(tool) if needed else "", repeated) if why),
+            digest=approval_digest(signature, tool) if needed or repeated else None,
             key=whole(key),
             repeatable=tool.repeatable,
             concurrent=tool.concurrent,

@@ -15,8 +15,9 @@ from typing import Final
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of
 from refold.events.codec import Record, Stamp, Unreadable, read
+from refold.events.lineage import OtherHistory as OtherHistory, history, inherited_payloads
 from refold.events.payloads import Load
-from refold.events.storage import Conflict, Log, Row, StoreUnavailable
+from refold.events.storage import Conflict, Log, PayloadMissing, Row, StoreUnavailable
 from refold.events.words import Digest, RunId
 from refold.fsm.decide import Batch, decide, written
 from refold.fsm.machine import empty, step
@@ -55,26 +56,27 @@ class Journal:
 
     def __init__(self, log: Log, run_id: str, *, clock: Clock | None = None, heard: Callable[[Record], None] | None = None, own_loop: bool = False) -> None:
         self.log, self.clock = log, clock or SystemClock()
-        self.run = empty(RunId(run_id))
+        self.id = RunId(run_id)
+        self.run = empty(self.id)
         self.transcript = Transcript()
         self.heard = heard
         self._own_loop = own_loop
 
-    def catch_up(self) -> int:
+    def catch_up(self, upto: int | None = None) -> int:
         """Fold what the log holds beyond what is known; gives the number of records. Raises Illegal or Unreadable for a log that is none."""
-        rows = self.log.read(self.run.id, self.run.position)
+        rows = list(history(self.log, self.id, self.run.position, upto))
         if not rows:
             return 0
-        load = loader(self.log, self.run.id, many=len(rows) > 50)
+        load = loader(self.log, self.id, many=len(rows) > 50)
         for row in rows:
             record = read(row.state, load)
             self._fold(record, step(self.run, record))
         return len(rows)
 
-    def load(self) -> "Journal":
-        """The journal of a run that exists. Raises UnknownRun."""
-        if not self.catch_up():
-            raise UnknownRun(f"there is no run {self.run.id} in this store")
+    def load(self, upto: int | None = None) -> "Journal":
+        """The journal of a run that exists, as it is or as it was at a position. Raises UnknownRun, OtherHistory."""
+        if not self.catch_up(upto):
+            raise UnknownRun(f"there is no run {self.id} in this store")
         return self
 
     async def command(self, inputs: Inputs, *, epoch: int | None = None, beside: bool = False) -> None:
@@ -153,10 +155,6 @@ class Journal:
             self.heard(record)
 
 
-class OtherHistory(Exception):
-    """The run that a continuation goes on from is not in the store, or is not as it was then."""
-
-
 def inherited(log: Log, begun: f.RunContinued) -> Transcript:
     """What a continuation begins with, as it was then. Raises OtherHistory."""
     try:
@@ -233,7 +231,10 @@ def loader(log: Log, run_id: str, *, many: bool) -> Load:
     def load(digest: Digest) -> bytes:
         if many and not held:
             held.update(log.payloads(run_id))
-        value = held[digest] if digest in held else log.payload(run_id, digest)
+        try:
+            value = held[digest] if digest in held else log.payload(run_id, digest)
+        except PayloadMissing:
+            value = held[digest] = inherited_payloads(log, run_id)(digest)
         if digest_of(value) != digest:
             raise Unreadable(f"the stored value {digest} is not what its digest says: it was changed after it was written")
         return value

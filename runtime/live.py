@@ -25,6 +25,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record, read, read_line
+from refold.events.lineage import history
 from refold.events.storage import Log, Row
 from refold.events.words import CallId
 from refold.projections.run import Run
@@ -319,7 +320,7 @@ class Tail:
     def read(self, after: int) -> list[Row]:
         """The next rows behind a position, `BATCH` at most. Raises UnknownRun, StoreUnavailable, and Unreadable where the last record is none."""
         seen = self._log.changed()
-        rows = list(islice(self._log.scan(self._run_id, after), BATCH))
+        rows = list(islice(history(self._log, self._run_id, after), BATCH))
         if not rows:
             self._seen, self.ended = seen, self._is_done(after)
         return rows
@@ -374,7 +375,7 @@ def _read(tail: Tail, log: Log, run_id: str, after: int) -> list[Record]:
 def _records(log: Log, run_id: str, after: int, upto: int) -> list[Streamed]:
     """The next records that are not kept any more."""
     load = loader(log, run_id, many=False)
-    return [of_record(read(row.state, load)) for row in islice(log.scan(run_id, after, upto), BATCH)]
+    return [of_record(read(row.state, load)) for row in islice(history(log, run_id, after, upto), BATCH)]
 
 
 def _cursor_of(streamed: Streamed) -> Cursor:

@@ -171,6 +171,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int
     answer_schema: dict[str, Any] | None = None
     notice: str = ""
+    numbered_from: int = 0
+    """Requests of the run that came before its model was set, as in a fork with another."""
 
 
 class Model(Protocol):

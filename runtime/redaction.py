@@ -24,6 +24,8 @@ from refold.runtime.tools import Note
 Redactor = Callable[[str], str]
 """Gives a text without its secrets."""
 FAILED: Final = "[redacted: a redactor failed]"
+TEXTS: Final = ("text", "reasoning", "refusal", "rationale", "detail", "provider_stop_reason")
+"""What a model, or its provider, says in its own words."""
 LENGTH_MIN: Final = 8
 """Shorter values are words, and no secrets."""
 SECRET_VARIABLE: Final = re.compile(r".*(_API_KEY|_TOKEN|_SECRET|PASSWORD.*)", re.IGNORECASE)
@@ -130,10 +132,10 @@ class Redaction:
     def output(self, fact: f.ModelOutput | f.ModelFailed) -> Any:
         """What a model said, or how it failed, as it may be written; of the same type."""
         if isinstance(fact, f.ModelFailed):
-            error = msgspec.structs.replace(fact.error, type=self.text(fact.error.type), message=self.text(fact.error.message))
+            error = msgspec.structs.replace(fact.error, **{name: self.text(getattr(fact.error, name)) for name in ("type", "code", "message")})
             return msgspec.structs.replace(fact, error=error, text=self.text(fact.text), reasoning=self.text(fact.reasoning), calls=self._calls(fact.calls))
         calls = self._calls(fact.calls)
-        texts = {name: self.text(getattr(fact, name)) for name in ("text", "reasoning", "refusal", "rationale", "detail") if getattr(fact, name, "")}
+        texts = {name: self.text(getattr(fact, name)) for name in TEXTS if getattr(fact, name, "")}
         return msgspec.structs.replace(fact, calls=calls, opaque=tuple(self.value(item) for item in fact.opaque), **texts)
 
     def _calls(self, calls: tuple[f.ProposedCall, ...]) -> tuple[f.ProposedCall, ...]:
@@ -187,7 +189,9 @@ class Shown:
                 shown = msgspec.structs.replace(part, reason=self._redaction.text(part.reason))
             case p.Finished():
                 self._rest(*self._texts)
-                shown = msgspec.structs.replace(part, rationale=self._redaction.text(part.rationale))
+                shown = msgspec.structs.replace(
+                    part, rationale=self._redaction.text(part.rationale), provider_stop_reason=self._redaction.text(part.provider_stop_reason)
+                )
             case _:
                 shown = part
         self._show(shown)

@@ -11,6 +11,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record, Unreadable, read_line
+from refold.events.lineage import history
 from refold.events.storage import PayloadMissing
 from refold.events.words import RunId
 from refold.fsm import audit as audits
@@ -22,6 +23,8 @@ from refold.projections.run import Run
 from refold.projections.transcript import Transcript
 from refold.runtime import compacting, selecting
 from refold.runtime.agent import Agent
+from refold.runtime.consults import Consults
+from refold.runtime.forking import Elsewhere
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.show import inherited_if_there
 from refold.runtime.store import Store
@@ -64,12 +67,15 @@ def audit(store: Store, run_id: str) -> audits.Audit:
 
 def _misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
     """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
+    own = False
+    """A fork that was imported holds its parents' records too, in front of its own."""
     for row in store.log.scan(run_id):
         try:
             line = read_line(row.state)
         except Unreadable:
             continue
-        if (line.run, line.position, line.type) != (run_id, row.position, row.type):
+        own = own or line.run == run_id
+        if (line.position, line.type) != (row.position, row.type) or (own and line.run != run_id):
             return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
     return None
 
@@ -78,17 +84,21 @@ def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
     """Positions and bytes of a run that exists."""
     if store.log.head(run_id) is None:
         raise UnknownRun(f"there is no run {run_id} in this store")
-    return ((row.position, row.state) for row in store.log.scan(run_id))
+    return ((row.position, row.state) for row in history(store.log, run_id))
 
 
 def asking_again(store: Store, run_id: str, agent: Agent) -> Ask:
     """The inputs of a batch with the verdicts that the agent's code gives today, and what ours makes of what was said."""
     said = _said(store, run_id)
     next(said)
+    earlier: dict[str, Elsewhere] = {}
 
     def ask(run: Run, given: Sequence[f.Input]) -> Sequence[f.Input]:
         transcript = said.send(run.position)
-        return [_again(agent, run, transcript, fact, given) for fact in given]
+        consults = agent.consults(run.setup)
+        if run.forked_from is not None:
+            consults = consults.of_fork(earlier.setdefault(run.id, Elsewhere(store.log, run.id)).performed)
+        return [_again(agent, consults, run, transcript, fact, given) for fact in given]
 
     return ask
 
@@ -109,20 +119,20 @@ def _said(store: Store, run_id: str) -> Generator[Transcript, int, None]:
         yield transcript
 
 
-def _again(agent: Agent, run: Run, transcript: Transcript, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
+def _again(agent: Agent, consults: Consults, run: Run, transcript: Transcript, fact: f.Input, given: Sequence[f.Input]) -> f.Input:
     match fact:
         case f.ContextChosen():
-            return selecting.choice(run, transcript, choosable(run), *agent.consults(run.begun).context_builder)
+            return selecting.choice(run, transcript, choosable(run), *consults.context_builder)
         case f.ContextCompacted() if run.past.asked is not None and run.past.asked.author == "extractive":
             return compacting.extracted(run.past.asked, run, transcript)
         case f.RunStarted():
             return msgspec.structs.replace(fact, setup=_declared(agent, fact.setup))
         case f.CallsChecked():
             output = next(made for made in given if isinstance(made, f.ToolCallsRequested))
-            return agent.consults(run.begun).calls(output)
+            return consults.calls(output)
         case f.AnswerChecked():
             claim = next(made for made in given if isinstance(made, f.FinalProposed))
-            return agent.consults(run.begun).answer(run, claim, cited(run, claim))
+            return consults.answer(run, claim, cited(run, claim))
         case _:
             return fact
 

@@ -15,6 +15,7 @@ def request_of(run: Run, transcript: Transcript) -> Request:
     return Request(
         turn=run.turn,
         number=asked.number,
+        numbered_from=run.numbered_from,
         instructions=setup.instructions,
         messages=messages,
         tools=tools,

@@ -1,15 +1,19 @@
 """`read_result`: the built-in tool that reads on in a result of which a request shows only an excerpt.
 
 Apart from the tools that users make, because it reads what the run itself recorded: nothing outside is touched, and a forked, resumed or continued run reads the same.
+It is no coroutine: to look through the logs of runs before takes time, which is not that of the event loop.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
+from refold.events import facts as f
+from refold.events.codec import read
+from refold.events.lineage import OtherHistory, history
 from refold.events.settings import Context
 from refold.projections.excerpts import EXCERPT_MIN, READ_RESULT, fitting, handle_of, text_of
 from refold.projections.messages import bytes_of
-from refold.runtime.journal import Journal, UnknownRun
+from refold.runtime.journal import Journal, UnknownRun, loader
 from refold.runtime.tools import NotPerformed, Tool, tool
 
 AROUND: Final = 300
@@ -24,7 +28,7 @@ def offered(context: Context | None) -> bool:
 def reader(journal: Journal | None = None) -> Tool:
     """The tool, for the run whose journal it is; without one, as a model is shown it."""
 
-    async def read_result(result: str, start: int = 0) -> dict[str, str | int | None]:
+    def read_result(result: str, start: int = 0) -> dict[str, str | int | None]:
         """Read on in a result of which only a part was shown. `result` is its name as given there, `start` the character to begin at; `next` says where to go on."""
         assert journal is not None, "only a run has results to read"
         text = next((text for text in _results(journal) if handle_of(text) == result), None)
@@ -45,14 +49,15 @@ def piece_bytes(context: Context | None) -> int:
 
 
 def _results(journal: Journal) -> Iterator[str]:
-    """What results say, the latest first; those of the runs that this one goes on from behind its own."""
+    """What results say, the latest first; those of the runs that this one goes on from behind its own, as they were when it began."""
     while True:
         for message in reversed(journal.transcript.messages):
             if message.role == "tool":
                 yield text_of(message.content)
-        if journal.run.parent is None:
+        begun = read(next(history(journal.log, journal.id)).state, loader(journal.log, journal.id, many=False)).fact
+        if not isinstance(begun, f.RunContinued):
             return
         try:
-            journal = Journal(journal.log, journal.run.parent).load()
-        except UnknownRun:
+            journal = Journal(journal.log, begun.parent).load(begun.at)
+        except (UnknownRun, OtherHistory):
             return

@@ -38,7 +38,8 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """The documented shape of `run`, `resume` and `continue`."""
         names = ("status", "reason", "detail", "answer", "citations", "turns", "tool_calls", "usage", "position")
-        return {"run_id": self.id, **{name: getattr(self, name) for name in names}}
+        forked = {"forked_from": self.run.forked_from, "forked_at": self.run.forked_at} if self.run.forked_from is not None else {}
+        return {"run_id": self.id, **{name: getattr(self, name) for name in names}, **forked}
 
 
 def result_of(store: Store, run: Run, *, lost: bool = False) -> Result:

@@ -1,6 +1,6 @@
 """`show`: everything there is to know of a run at a position, as `refold show --json` prints it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -129,6 +129,9 @@ class View:
                 self.notes.append({"text": text, "source_ids": list(sources), "turn": record.turn})
             case f.ToolCallsRequested(calls=calls):
                 self._arguments |= {call.id: _value(call.arguments_text) for call in calls}
+            case f.RunForked(edits=edits) if edits:
+                given = {edit.call: edit for edit in edits}
+                self.observations = [_edited(each, given) for each in self.observations]
             case f.FinalRejected() as rejected if rejected.because != "user_said":
                 self.observations.append(_told(record, "rejected_answer", rejection(rejected)))
             case f.ModelErrorObserved(message=message, kind=kind):
@@ -192,6 +195,9 @@ class View:
             "status": run.status,
             "turn": run.turn,
             "goal": run.goal,
+            "parent": run.parent,
+            "forked_from": run.forked_from,
+            "forked_at": run.forked_at if run.forked_from is not None else None,
             "driver": driver,
             "pending": pending_of(run),
             "observations": sorted(self.observations, key=lambda o: (o["turn"], order.get(o["call_id"], 0))),
@@ -236,6 +242,14 @@ def _value(text: str) -> Any:
         return msgspec.json.decode(text) if text.strip() else {}
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return text
+
+
+def _edited(observation: dict[str, Any], edits: Mapping[CallId, f.Edit]) -> dict[str, Any]:
+    """An observation as a fork shows it."""
+    edit = edits.get(observation["call_id"])
+    if edit is None:
+        return observation
+    return {**observation, "source": "human", "ok": True, "data": edit.result, "error_type": None, "error_message": None, "owner": OWNERS["success"]}
 
 
 def _told(record: Record, kind: str, message: str) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
-
 from refold.events import facts as f
 from refold.events.codec import Record, read
+from refold.events.lineage import history
 from refold.events.log import open_log
 from refold.events.storage import Log
 from refold.events.words import RunId
@@ -24,7 +23,7 @@ from refold.runtime.live import START, Cursor, Live, Streamed, watch
 from refold.runtime.ownership import DrivenElsewhere, taken
 from refold.runtime.ports import SystemClock
 from refold.runtime.text import visible, whole
-from refold.runtime.values import to_json
+from refold.runtime.values import stored
 
 Verdict = Literal["happened", "did_not_happen", "tell_model"]
 
@@ -71,7 +70,7 @@ class Store:
         """The records at positions after < p <= upto, in order."""
         load = loader(self.log, run_id, many=True)
         found = False
-        for row in self.log.scan(run_id, after, upto):
+        for row in history(self.log, run_id, after, upto):
             found = True
             yield read(row.state, load)
         if not found and self.log.head(run_id) is None:
@@ -185,12 +184,12 @@ class Store:
         self, run_id: str, call: str | None = None, *, verdict: Verdict, result: Any = None, who: str = USER, command_id: str | None = None
     ) -> Taken:
         """Settle a call in doubt: it happened (with what result), it did not, or the model is told."""
-        stored = msgspec.json.decode(to_json(result))
+        settled = stored(result)
         return self._decide(
             run_id,
             call,
             "doubt",
-            lambda _, asked: f.DoubtResolved(call=asked.id, verdict=verdict, result=stored, who=who, command_id=_id(command_id)),
+            lambda _, asked: f.DoubtResolved(call=asked.id, verdict=verdict, result=settled, who=who, command_id=_id(command_id)),
             command_id,
         )
 
@@ -251,7 +250,7 @@ class Store:
             nonlocal said
             if command_id is not None and (places := run.commands.places(command_id)):
                 said = Taken(places[0], again=True)
-                (row,) = self.log.read(run_id, said.position - 1, said.position)
+                (row,) = history(self.log, run_id, said.position - 1, said.position)
                 if row.type not in words:
                     raise OtherCommand(
                         f"the command id {command_id} was taken at position {said.position} of run {run_id} for something else ({row.type}): give another"

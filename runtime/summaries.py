@@ -33,7 +33,7 @@ def extract(backwards: Iterable[Message], notes: Sequence[f.Note], before: str, 
     Messages are given `backwards`, and no more of them are looked at than there is room for. `before` is the summary of what was before;
     where results are `readable`, a line says how to read the whole of a long one.
     """
-    earlier = before.partition(f"\n{NOTES}")[0].removeprefix(INTRODUCTION).strip()
+    earlier = words_of(before)
     room = _room(bytes_max)
     noted = _latest(NOTES, map(_noted, reversed(notes)), room // 2)
     earlier = _cut(earlier, (room - json_size(noted)) // 2)
@@ -45,6 +45,11 @@ def told(summary: str, notes: Sequence[f.Note], bytes_max: int) -> str:
     """A model's summary as requests show it, with the notes word for word, in at most `bytes_max` as a message."""
     noted = _latest(NOTES, map(_noted, reversed(notes)), _room(bytes_max) // 2)
     return _joined(INTRODUCTION, _cut(summary.strip(), _room(bytes_max) - json_size(noted)), noted)
+
+
+def words_of(summary: str) -> str:
+    """What was said to make a summary, without what stands around it."""
+    return summary.partition(f"\n{NOTES}")[0].removeprefix(INTRODUCTION).strip()
 
 
 def in_place_of(turns: int, notes: Sequence[f.Note], bytes_max: int) -> str:

@@ -11,6 +11,8 @@ REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 def whole(text: str) -> str:
     """`text` without lone surrogates: a pair that was split over two pieces is one character again, half of one is U+FFFD."""
+    if text.isascii():  # no copy is made of what may be megabytes
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

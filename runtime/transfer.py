@@ -11,6 +11,7 @@ import msgspec
 from refold.events import payloads as large
 from refold.events.chain import digest_of
 from refold.events.codec import Unreadable, read_line
+from refold.events.lineage import history
 from refold.events.storage import Row
 from refold.events.words import Digest, RunId
 from refold.fsm.audit import Audit, Verdict, Verified, audit_rows, verify_rows
@@ -37,7 +38,7 @@ def export_lines(store: Store, run_id: str) -> Iterator[bytes]:
         raise UnknownRun(f"there is no run {run_id} in this store")
     load = loader(store.log, run_id, many=True)
     written: set[Digest] = set()
-    for row in store.log.scan(run_id):
+    for row in history(store.log, run_id):
         for digest in large.references(bytes(read_line(row.state).data)):
             if digest not in written:
                 written.add(digest)
@@ -96,7 +97,7 @@ def parse(data: bytes, name: str) -> Export:
             record = read_line(line)
             _check_named(_named(bytes(record.data)), payloads, loose)
             loose.clear()
-            run_id = run_id or record.run
+            run_id = record.run  # of a fork, its parents come first
             rows.append((record.position, line))
         except Unreadable as error:
             damage = damage or (expected, f"line {number} is no record: {error.why}")
@@ -139,7 +140,7 @@ def import_file(store: Store, export: Export) -> RunId:
         raise DamagedFile(f"{export.name} is damaged at position {verified.broken_at} ({verified.why}); nothing was imported")
     head = store.log.head(export.run_id)
     if head is not None:
-        if [(row.position, row.state) for row in store.log.read(export.run_id)] != list(export.rows):
+        if [(row.position, row.state) for row in history(store.log, export.run_id)] != list(export.rows):
             raise OtherRun(f"{export.name}: the store already has a run {export.run_id}, and it is another one; nothing was imported")
         return export.run_id
     rows = [Row(position, read_line(stored).type, stored) for position, stored in export.rows]

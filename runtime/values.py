@@ -52,6 +52,11 @@ class TooLarge(NotStorable):
     """The value is JSON, but more of it than is stored."""
 
 
+def stored(value: object) -> Any:
+    """A value as the log would give it back. Raises what `to_json` raises."""
+    return msgspec.json.decode(to_json(value))
+
+
 def to_json(value: object, *, max_bytes: int = BYTES_MAX) -> bytes:
     """Compact UTF-8 JSON that msgspec reads back, or NotStorable. Whatever a value's own methods raise is NotStorable too."""
     writer = _Writer(max_bytes)

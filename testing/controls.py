@@ -137,8 +137,8 @@ class _Recovering(Journal):
 
     dead = False
 
-    def load(self) -> "Journal":
-        super().load()
+    def load(self, upto: int | None = None) -> "Journal":
+        super().load(upto)
         _Recovering.dead = self.run.driver is not None
         return self
 
@@ -177,8 +177,8 @@ def _script_restarts() -> Logs:
 class _ForgetsItsCounters(Journal):
     """What was spent is counted from the last resume on."""
 
-    def load(self) -> "Journal":
-        super().load()
+    def load(self, upto: int | None = None) -> "Journal":
+        super().load(upto)
         self.run = replace(self.run, spent=Spent())
         return self
 

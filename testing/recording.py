@@ -15,6 +15,7 @@ from refold.runtime import ports as p
 from refold.runtime.agent import Agent
 from refold.runtime.models import DEFAULT
 from refold.runtime.providers.script import ScriptedModel
+from refold.runtime.summaries import words_of
 
 Parts = (
     p.TextDelta
@@ -53,6 +54,7 @@ def record(records: Iterable[Record], path: Path) -> None:
     """Keep the responses of a run in a file."""
     answers: dict[int, Answer] = {}
     spec, number = "", 0
+    asked: int | None = None
     for each in records:
         match each.fact:
             case f.RunStarted(setup=setup):
@@ -63,6 +65,10 @@ def record(records: Iterable[Record], path: Path) -> None:
                 answers[number] = Answer(parts=tuple(_broken(failed)), error=failed.error)
             case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted():
                 answers[number] = Answer(parts=tuple(_parts(each.fact)))
+            case f.SummaryRequested():
+                asked = each.fact.number
+            case f.ContextCompacted() if asked is not None:
+                answers[asked] = _summary(each.fact)
             case _:
                 pass
     path.write_bytes(msgspec.json.encode(Recording(spec=spec, answers=answers)))
@@ -75,6 +81,17 @@ def _broken(failed: f.ModelFailed) -> list[Parts]:
     for n, call in enumerate(failed.calls):
         made += [p.ToolCallOpened(index=n, name=call.name, id=call.provider_id), p.ArgumentsDelta(index=n, text=call.arguments_text)]
     return [*made, *_reported(failed.usage)]
+
+
+def _summary(made: f.ContextCompacted) -> Answer:
+    """The answer to a request for a summary, by the summary that was made of it, or by the reason why none was."""
+    reported = _reported(made.usage)
+    if made.summary:
+        return Answer(parts=(p.TextDelta(text=words_of(made.summary)), *reported, p.Finished(stop_reason="stop")))
+    word, _, message = made.error.partition(": ")
+    if message and " " not in word:  # an error of the provider's
+        return Answer(parts=tuple(reported), error=ErrorInfo(type=word, message=message, retryable=False))
+    return Answer(parts=(p.Malformed(reason=made.error), *reported, p.Finished(stop_reason="stop")))
 
 
 def _parts(output: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) -> list[Parts]:
@@ -98,12 +115,12 @@ def _parts(output: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) 
 
 
 def _reported(usage: f.Usage | None) -> list[Parts]:
-    """A report as it came; none where what is recorded is an estimate of ours."""
-    if usage is None or (usage.estimated and usage.cost_usd is None) or usage == f.Usage():
+    """A report as it came: what was read is an estimate of ours where it is marked as one."""
+    if usage is None or usage == f.Usage():
         return []
     return [
         p.UsageUpdated(
-            input_tokens=usage.input_tokens,
+            input_tokens=0 if usage.estimated else usage.input_tokens,
             output_tokens=usage.output_tokens,
             cached_input_tokens=usage.cached_input_tokens,
             cache_write_tokens=usage.cache_write_tokens,

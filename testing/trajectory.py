@@ -16,7 +16,7 @@ from refold.fsm.audit import Audit, audit_rows
 from refold.fsm.decide import decide
 from refold.fsm.machine import empty, step
 from refold.projections.revisions import ENGINE
-from refold.projections.run import Run
+from refold.projections.run import Run, replace
 
 START: Final = 1_000_000_000_000_000
 """When a trajectory begins, in microseconds."""
@@ -94,6 +94,20 @@ class Trajectory:
         begun = f.RunStarted(goal=goal, setup=f.Setup(budgets=budgets or Budgets(), policy=policy or Policy(), **fields))
         self.tell(begun, *([self.driver()] if attach else []))
         return self
+
+    def fork(self, child_id: str, at: int | None = None, *, attach: bool = True, **fields: Any) -> "Trajectory":
+        """A run that goes its own way behind a record of this one, by default with somebody who drives; `fields` are those of `run_forked`."""
+        child = Trajectory(child_id, now=self.now)
+        child.records = self.records[:at]
+        child.payloads = dict(self.payloads)
+        run = empty(self.id)
+        for record in child.records:
+            run = step(run, record)
+        parent, child.run = child.records[-1], replace(run, id=child.id)
+        child.tell(f.RunForked(parent=parent.run, at=parent.position, head=parent.digest, **fields))
+        if attach:
+            child.attach()
+        return child
 
     def driver(self) -> f.DriverAttached:
         return f.DriverAttached(epoch=self.run.epoch + 1, who="tester", host="here")

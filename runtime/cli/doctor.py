@@ -12,6 +12,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Unreadable
+from refold.events.lineage import history
 from refold.events.storage import PayloadMissing, StoreMissing
 from refold.events.words import Digest
 from refold.fsm.audit import Verified, verify_rows
@@ -100,7 +101,7 @@ def _verified(store: Store, run_id: str, sizes: Sizes) -> Verified:
     load, seen = loader(store.log, run_id, many=True), set[Digest]()
 
     def rows() -> Iterator[tuple[int, bytes]]:
-        for row in store.log.scan(run_id):
+        for row in history(store.log, run_id):
             sizes.records += 1
             sizes.record_bytes += len(row.state)
             yield row.position, row.state

@@ -4,6 +4,7 @@ from collections import Counter
 
 from refold.diagrams.render import FORMATS, render
 from refold.events.codec import read_line
+from refold.events.lineage import history
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.stores import opened
@@ -18,7 +19,7 @@ def diagram(options: o.Diagram) -> int:
     if options.runs:
         with opened(options) as store:
             for name in options.runs:
-                for row in store.log.scan(store.find(name)):
+                for row in history(store.log, store.find(name)):
                     line = read_line(row.state)
                     visits[line.source, line.type, line.target] += 1
                     current = line.target

@@ -39,6 +39,7 @@ class Refused(Exception):
 
 
 WRONG: Final = (
+    "events.lineage:OtherHistory",
     "events.storage:StoreMissing",
     "projections.revisions:UnsupportedEngine",
     "runtime.cli.parsing:Misused",
@@ -47,7 +48,7 @@ WRONG: Final = (
     "runtime.agent:UnknownPrice",
     "runtime.documents:DocumentsError",
     "runtime.driver:RunExists",
-    "runtime.journal:OtherHistory",
+    "runtime.forking:NoFork",
     "runtime.journal:UnknownRun",
     "runtime.models:UnknownModel",
     "runtime.providers.script:ScriptError",

@@ -96,6 +96,19 @@ class Continue(Beginning):
 
 
 @dataclass(kw_only=True)
+class Fork(Beginning):
+    """refold fork"""
+
+    run: str = argument("RUN", NAMED)
+    at: int | None = option(
+        "--at", "N", "the record behind which it goes its own way; the last one before, where the run does not rest there", read=whole_number
+    )
+    edits: tuple[str, ...] = option("--edit", "CALL=FILE", "the result of a call as it is in this file (.json: a value, else text)", group=AGENT, many=True)
+    say: str | None = option("--say", "TEXT", "what you say to it; - reads it from standard input, @FILE from a file", group=AGENT)
+    allow_repeat: bool = switch("--allow-repeat", "do again, without asking, what the parent did later", group=PEOPLE)
+
+
+@dataclass(kw_only=True)
 class Chat(Beginning):
     """refold chat"""
 
@@ -301,6 +314,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "run": Command(Run, "running:run", "start a run for a goal and drive it", RUNNING),
     "resume": Command(Resume, "running:resume", "drive an unfinished run on", RUNNING),
     "continue": Command(Continue, "running:continue_", "a new run that goes on from an ended one", RUNNING),
+    "fork": Command(Fork, "forking:fork", "a run that goes another way from some record of one", RUNNING),
     "chat": Command(Chat, "chatting:chat", "run, then continue with every further line", RUNNING),
     "cancel": Command(Cancel, "humans:cancel", "end a run, whoever drives it", RUNNING),
     "runs": Command(Runs, "reading:runs", "list the runs of the store", WATCHING),

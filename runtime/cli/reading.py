@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from refold.events.codec import FACTS, Unreadable, full_line, read
+from refold.events.lineage import history
 from refold.events.payloads import Load
 from refold.events.storage import PayloadMissing, StoreMissing
 from refold.events.words import RunId
@@ -72,7 +73,7 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
     """Print what is new; gives the last position, whether the run has ended, and whether anybody still reads."""
     ended = False
     load = loader(store.log, run_id, many=True)
-    for row in store.log.scan(run_id, after):
+    for row in history(store.log, run_id, after):
         after = row.position
         if row.type in ("run_completed", "run_stopped", "run_failed", "run_cancelled"):
             ended = True
@@ -81,7 +82,7 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
         if not options.json:
             data = _in_words(row.state, load, page).encode("utf-8", "backslashreplace")
         elif options.full:
-            data = full_line(read(row.state, load), store.log.payloads(run_id))
+            data = full_line(read(row.state, load), load)
         else:
             data = row.state
         if not output.raw(data + b"\n", flush=options.follow):

@@ -31,6 +31,10 @@ def _facts(view: dict[str, Any], page: Page) -> list[str]:
         ("tokens", _of(tokens, budgets.get("max_tokens")) + estimated),
         ("cost", f"${usage['cost_usd']}" + (f" of ${budgets['max_cost_usd']}" if budgets.get("max_cost_usd") is not None else "")),
     ]
+    if view["forked_from"] is not None:
+        rows.insert(0, ("fork of", f"{view['forked_from']} at {view['forked_at']}"))
+    elif view["parent"] is not None:
+        rows.insert(0, ("from", view["parent"]))
     if upto := [each["upto"] for each in view["compactions"] if not each["error"]]:
         rows.append(("context", f"what was said up to position {upto[-1]} is shown as a summary"))
     if view["driver"] is not None:

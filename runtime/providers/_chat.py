@@ -11,8 +11,8 @@ from typing import Any, Final
 from refold.projections.messages import Message
 from refold.runtime import ports as p
 from refold.runtime.providers import _history as history
-from refold.runtime.providers._errors import Origin, masked, one_line, reported
-from refold.runtime.providers._openai import WHOLE
+from refold.runtime.providers._errors import Origin, gave_up, masked, one_line, reported
+from refold.runtime.providers._replies import WHOLE
 from refold.runtime.providers._stops import BROKEN, meaning
 from refold.runtime.providers._usage import cost_usd, count, is_beside
 
@@ -23,6 +23,8 @@ REASONING: Final = ("reasoning_content", "reasoning")
 class ChatReply:
     """Takes the chunks of one reply and gives parts; `end` gives the rest, and `Finished` where the reply was complete."""
 
+    holds = "choices"
+
     def __init__(self, model: str, origin: Origin) -> None:
         self._model, self._origin = model, origin
         self._calls: list[_Call] = []
@@ -30,8 +32,7 @@ class ChatReply:
         self._reasoning: list[str] = []
         self._details: list[dict[str, Any]] = []
         self._stop = ""
-        self.marked = False
-        """Whether the server's end marker came."""
+        self.known = self.over = False
 
     @property
     def stopped(self) -> bool:
@@ -41,18 +42,18 @@ class ChatReply:
     def take(self, chunk: dict[str, Any], name: str) -> Iterator[p.Part]:
         """The parts of one more chunk, or of the reply in one piece. Raises ModelError for an error inside it."""
         whole = name == WHOLE
-        if name == "error" or (whole and "choices" not in chunk) or (chunk.get("error") and not (whole and chunk["choices"])):
-            raise reported(chunk, self._origin, mid_stream=not whole)
+        if not whole and (name == "error" or chunk.get("error")):
+            raise reported(chunk, self._origin, mid_stream=True)
+        self.known |= "choices" in chunk
         groq = chunk.get("x_groq")
         usage = chunk.get("usage") or (groq.get("usage") if isinstance(groq, dict) else None)
         for choice in chunk.get("choices") or []:
             if isinstance(choice, dict) and (choice.get("index") or 0) == 0:
                 yield from self._choice(choice, whole)
                 break
-        if isinstance(usage, dict):
+        if isinstance(usage, dict) and self.known:
             yield _usage(usage)
-        if whole:
-            self.marked = True
+        self.over = whole
 
     def _choice(self, choice: dict[str, Any], whole: bool) -> Iterator[p.Part]:
         said = choice.get("message" if whole else "delta") or choice.get("delta") or {}
@@ -68,7 +69,7 @@ class ChatReply:
             yield from self._piece(piece, place if whole else piece.get("index"))
         stop = choice.get("finish_reason")
         if stop in BROKEN:
-            raise reported({"type": stop, "message": f"the server gave up ({stop})"}, self._origin, mid_stream=not whole, retryable=True)
+            raise gave_up(stop, self._origin, mid_stream=not whole)
         if stop:
             self._stop = str(stop)
 
@@ -124,9 +125,9 @@ class ChatReply:
         begins = last is not None and name and last.arguments and (name != last.name or last.complete)
         return None if begins else last
 
-    def end(self) -> Iterator[p.Part]:
+    def end(self, *, marked: bool) -> Iterator[p.Part]:
         """What follows the last chunk; no `Finished` where the stream broke off."""
-        if not self._stop and not self.marked:
+        if not (self._stop or self.over or marked):
             return
         for call in self._calls:
             yield p.ToolCallReady(index=call.index, name=call.name, arguments="".join(call.arguments), id=call.id)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from refold.runtime.ports import ModelError
 from refold.runtime.providers._sse import TooLong
 
@@ -64,6 +66,11 @@ class Origin:
     variable: str
     key: str = field(repr=False)
 
+    @property
+    def check(self) -> str:
+        """What to do where the address is that of something else."""
+        return f"check that --base-url is the address of the API (without it, {self.variable.removesuffix('_API_KEY')}_BASE_URL)"
+
 
 def translated(error: Exception, origin: Origin, *, mid_stream: bool = False) -> ModelError:
     """The error that an exception of an SDK, or of the HTTP client below it, is. `mid_stream` says that a response had begun."""
@@ -88,8 +95,12 @@ def reported(
     headers: Mapping[str, str] | None = None,
     mid_stream: bool = False,
     retryable: bool | None = None,
+    in_place: bool = False,
 ) -> ModelError:
-    """The error that a provider reports, as the body of a response (JSON value or text) or inside one that had begun; `retryable` where the caller knows it."""
+    """The error that a provider reports, as the body of a response (JSON value or text) or inside one that had begun; `retryable` where the caller knows it.
+
+    `in_place` says that it came where a reply is due, in nothing that has the form of one: whoever sent it may be no provider.
+    """
     failed = http_status if http_status is not None and http_status >= 400 else None
     said = _said(body)
     word, code, message = (_text(said.get(name)) for name in ("type", "code", "message"))
@@ -98,10 +109,14 @@ def reported(
     too_long = failed not in (429, 401, 403, 404) and bool(TOO_LONG.search(marks) or TOO_LONG.search(message) or (number == 413 and "rate" not in marks))
     kind = word or WORDS.get(number or 0, "server_error" if (number or 0) >= 500 else code or "provider_error")
     vetoed = (headers or {}).get("x-should-retry", "").lower() == "false"
+    passes = not too_long and not vetoed and (_passes(failed, marks, mid_stream) if retryable is None else retryable)
+    line = _line(message or f"the provider reported an error without a message{f' (HTTP {failed})' if failed else ''}", number, origin)
+    if in_place and not passes:
+        line += f" (what {origin.base_url} answered is an error and no reply of this API: {origin.check})"
     return ModelError(
         masked(kind, origin.key),
-        masked(_line(message or f"the provider reported an error without a message{f' (HTTP {failed})' if failed else ''}", number, origin), origin.key),
-        retryable=not too_long and not vetoed and (_passes(failed, marks, mid_stream) if retryable is None else retryable),
+        masked(line, origin.key),
+        retryable=passes,
         code=masked(code, origin.key),
         http_status=failed,
         retry_after_s=retry_after_s(headers or {}),
@@ -111,10 +126,39 @@ def reported(
 
 
 def no_reply(body: str, origin: Origin) -> ModelError:
-    """The error of a response that is no reply of a model: a web page, or text that is no JSON."""
-    what = f"a web page{_title(body)}" if _is_page(body) else f"no JSON ({one_line(body, 80)!r})" if body.strip() else "empty"
-    line = f"the reply of {origin.base_url} is {what}, not a model's answer: check that --base-url is the address of the API"
+    """The error of a response that is no reply of the API: a web page, other text, JSON of another form, or nothing; or that of one that was cut off."""
+    if body.strip() and _is_cut(body):
+        return _cut(body, origin)
+    what = f"a web page{_title(body)}" if _is_page(body) else repr(one_line(body, 80)) if body.strip() else "empty"
+    line = f"the response of {origin.base_url} is {what}, and no reply of this API: {origin.check}"
     return ModelError("no_reply", masked(line, origin.key), retryable=not body.strip())
+
+
+def no_event(data: str, origin: Origin, why: str) -> ModelError:
+    """The error of an event, in the middle of a stream, that does not have the form of the API, or that was cut off."""
+    if _is_cut(data):
+        return _cut(data, origin)
+    line = f"{origin.base_url} sent what is no event of this API ({one_line(data, 80)!r}): {why}"
+    return ModelError("protocol", masked(line, origin.key), retryable=True, mid_stream=True)
+
+
+def gave_up(word: str, origin: Origin, *, mid_stream: bool) -> ModelError:
+    """The error of a reply that ended with a word that means that the server gave up."""
+    return reported({"type": word, "message": f"the server gave up ({word})"}, origin, mid_stream=mid_stream, retryable=True)
+
+
+def _is_cut(text: str) -> bool:
+    """Whether a text is the beginning of a JSON value."""
+    try:
+        msgspec.json.decode(text.encode("utf-8", "replace"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        return "truncated" in str(error)
+    return False
+
+
+def _cut(text: str, origin: Origin) -> ModelError:
+    line = f"the response of {origin.base_url} was cut off before its end (behind {one_line(text[-80:])!r})"
+    return ModelError("connection", masked(line, origin.key), retryable=True, mid_stream=True)
 
 
 def masked(text: str, key: str) -> str:
@@ -214,6 +258,9 @@ def _unreached(error: Exception, names: set[str], origin: Origin, mid_stream: bo
         line = f"no secure connection to {origin.base_url}: {deepest}; check the address (https or http?) and its certificate"
     elif every & {"UnsupportedProtocol", "InvalidURL", "LocalProtocolError", "UnicodeEncodeError"}:
         word, retryable, line = "invalid_request", False, f"the request to {origin.base_url} could not be sent: {deepest}; check --base-url"
+    elif undecoded := next((each for each in chain if type(each).__name__ == "DecodingError"), None):
+        word, retryable = "connection", True
+        line = f"the response of {origin.base_url} could not be decoded, or was damaged on its way: {one_line(str(undecoded), 200)}"
     elif isinstance(error, TooLong):
         word, retryable, line = "protocol", False, f"{origin.base_url} sent {deepest}"
     elif mid_stream:

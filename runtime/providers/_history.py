@@ -97,6 +97,24 @@ def kept(api: str, model: str, item: Any, place: tuple[int, int] = (0, 0)) -> di
     return {"api": api, "model": model, "place": list(place), "item": item}
 
 
+class Length:
+    """How long a text is that comes in pieces, once it is whole: half of a character may be in each of two."""
+
+    def __init__(self) -> None:
+        self._counted, self._half = 0, ""
+
+    @property
+    def characters(self) -> int:
+        """The characters so far."""
+        return self._counted + len(self._half)
+
+    def add(self, piece: str) -> None:
+        """One more piece."""
+        text = self._half + piece
+        self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        self._counted += len(whole(text)) - len(self._half)
+
+
 def given_back(message: Message, api: str, model: str) -> list[tuple[tuple[int, int], Any]]:
     """What goes back with a message, in the order it came: only to the model it is from, since another can neither read nor check it."""
     made = []

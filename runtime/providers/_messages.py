@@ -5,11 +5,14 @@ Apart from the adapter, because this is translation without a connection: what g
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from refold.projections.messages import Message
 from refold.runtime import ports as p
 from refold.runtime.providers import _history as history
+from refold.runtime.providers._errors import Origin, gave_up, reported
+from refold.runtime.providers._replies import WHOLE
 from refold.runtime.providers._settings import at_most, sent
 from refold.runtime.providers._stops import BROKEN, meaning
 from refold.runtime.providers._usage import count
@@ -20,14 +23,6 @@ ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 THINKING_TOKENS_MIN: Final = 1_024
 
 Block = dict[str, Any]
-
-
-class Broken(Exception):
-    """A stream that no reader could make sense of; `code` is a short word for why."""
-
-    def __init__(self, code: str, why: str) -> None:
-        super().__init__(why)
-        self.code = code
 
 
 # -- the request
@@ -144,15 +139,16 @@ def _assistant(message: Message, model: str) -> list[Block]:
 
 
 class Reader:
-    """Takes the events of one response of `model` and gives parts; `began` says that there was one."""
+    """Takes the events of one response, or the whole of it, and gives parts."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self.began = False
-        self.finished = False
+    holds = "content"
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self.known = self.over = False
         self._id: str | None = None
         self._blocks: dict[int, _Block] = {}
-        self._text: list[str] = []
+        self._text = history.Length()
         self._calls = 0
         self._usage: dict[str, Any] = {}
         self._stop: str | None = None
@@ -162,9 +158,20 @@ class Reader:
         """Whether the model gave a reason to stop."""
         return bool(self._stop)
 
-    def take(self, event: dict[str, Any]) -> list[p.Part]:
-        """One more event; unknown ones are passed over. Raises Broken."""
-        self.began = True
+    def take(self, event: dict[str, Any], name: str) -> Iterator[p.Part]:
+        """One more event; unknown ones are passed over. Raises ModelError."""
+        if name == WHOLE:
+            self.known = True
+            yield from self._whole(event)
+            return
+        if event.get("type") == "error" or ("error" in event and "type" not in event):
+            raise reported(event, self._origin, mid_stream=True)
+        made = self._made_of(event)
+        self.known |= made is not None
+        yield from made or ()
+
+    def _made_of(self, event: dict[str, Any]) -> list[p.Part] | None:
+        """The parts that an event is; None where it is not known."""
         match event.get("type"):
             case "message_start":
                 return self._start(event["message"])
@@ -177,26 +184,27 @@ class Reader:
             case "message_delta":
                 return self._changed(event.get("delta") or {}, event.get("usage"))
             case "message_stop":
-                return self.end()
+                return self._finish()
             case "ping":
                 return [p.ReasoningDelta(text="")]  # A sign of life: thinking that is not shown can take minutes.
-        return []
+        return None
 
-    def whole(self, message: dict[str, Any]) -> list[p.Part]:
+    def _whole(self, message: dict[str, Any]) -> list[p.Part]:
         """The parts of a response that came in one piece."""
         made = self._start({"id": message.get("id")})
         for index, block in enumerate(message["content"]):
             made += self._open(index, block) + self._close(index)
-        return made + self._changed(message, message.get("usage")) + self.end()
+        return made + self._changed(message, message.get("usage")) + self._finish()
 
     def _start(self, message: dict[str, Any]) -> list[p.Part]:
         if self._id is not None and message.get("id") != self._id:
-            raise Broken("spliced_message", "a second message_start with another id came before message_stop")
+            line = "a second message_start with another id came before message_stop"
+            raise p.ModelError("protocol", line, code="spliced_message", retryable=True, mid_stream=True)
         self._id = message.get("id") or ""
         return self._counted(message.get("usage"))
 
     def _open(self, index: int, block: Block) -> list[p.Part]:
-        place = (len(whole("".join(self._text))), self._calls)
+        place = (self._text.characters, self._calls)
         match block["type"]:
             case "text":
                 self._blocks[index] = _Block(block, place)
@@ -212,7 +220,7 @@ class Reader:
         return []
 
     def _said(self, text: str) -> list[p.Part]:
-        self._text.append(text)
+        self._text.add(text)
         return [p.TextDelta(text=text)] if text else []
 
     def _more(self, index: int, delta: dict[str, Any]) -> list[p.Part]:
@@ -249,12 +257,12 @@ class Reader:
         return [self._opaque(block.place, {**block.block, "input": _read(joined)} if joined else block.block)]
 
     def _opaque(self, place: tuple[int, int], item: Block) -> p.OpaqueItem:
-        return p.OpaqueItem(item=history.kept(API, self._model, item, place))
+        return p.OpaqueItem(item=history.kept(API, self._origin.model, item, place))
 
     def _changed(self, delta: dict[str, Any], usage: dict[str, Any] | None) -> list[p.Part]:
         self._stop = delta.get("stop_reason") or self._stop
         if self._stop in BROKEN:
-            raise Broken(self._stop, f"the server gave up ({self._stop})")
+            raise gave_up(self._stop, self._origin, mid_stream=self.known)
         details = (delta.get("stop_details") or {}) if self._stop == "refusal" else {}
         why = details.get("explanation") or details.get("category")
         return ([p.Refusal(text=str(why))] if why else []) + self._counted(usage)
@@ -278,9 +286,13 @@ class Reader:
             )
         ]
 
-    def end(self) -> list[p.Part]:
-        """What follows the last event."""
-        self.finished = True
+    def end(self, *, marked: bool) -> Iterator[p.Part]:  # noqa: ARG002 - no marker stands for a reason to stop
+        """What follows the last event, where that is not the one that closes the message."""
+        if self.stopped and not self.over:
+            yield from self._finish()
+
+    def _finish(self) -> list[p.Part]:
+        self.over = True
         left = [part for index in list(self._blocks) for part in self._close(index)]
         return [*left, p.Finished(stop_reason=meaning(self._stop or ""), provider_stop_reason=self._stop or "")]
 

@@ -12,9 +12,11 @@ from typing import Any, Final
 from refold.events.words import StopReason
 from refold.projections.messages import Message
 from refold.runtime import ports as p
+from refold.runtime.models import UnknownModel
 from refold.runtime.providers import _history as history, _settings as given
-from refold.runtime.providers._errors import Origin, reported
-from refold.runtime.providers._openai import DONE, NEED_TOOLS, WHOLE, Connection
+from refold.runtime.providers._errors import Origin, gave_up, reported
+from refold.runtime.providers._openai import NEED_TOOLS, Connection
+from refold.runtime.providers._replies import WHOLE
 from refold.runtime.providers._stops import BROKEN, meaning
 from refold.runtime.providers._usage import cost_usd, count, is_beside
 
@@ -26,28 +28,26 @@ CALLS: Final = ("function_call", "custom_tool_call")
 
 
 class ResponsesModel:
-    """A model behind the Responses API; `always` are the fields that its provider needs in every request."""
+    """A model behind the Responses API; `always` are the fields that its provider needs in every request, `least` the fewest tokens of output that it takes as a limit."""
 
     priced = True
     """A run with this model costs money: its price is looked up when it begins."""
 
-    def __init__(self, kind: str, origin: Origin, settings: dict[str, Any], always: dict[str, Any]) -> None:
+    def __init__(self, kind: str, origin: Origin, settings: dict[str, Any], always: dict[str, Any], least: int = 1) -> None:
+        if given.at_most(given.sent(settings).get(LIMIT), least) < least:
+            raise UnknownModel(f"--set model.{LIMIT}: {origin.base_url} takes no limit below {least}")
         self.spec, self.base_url, self.settings = f"{kind}:{origin.model}", origin.base_url, settings
-        self._origin, self._always = origin, always
+        self._origin, self._always, self._least = origin, always, least
         self._api = f"{kind}.responses"
         self._connection = Connection("responses", origin)
 
     async def stream(self, request: p.Request) -> AsyncIterator[p.Part]:
         """The parts of the reply. Raises ModelError."""
-        name = self._origin.model
+        said, rest = items(request, self._api, self._origin.model), self._rest(request)
         reply = ResponsesReply(self._api, self._origin)
-        said, rest = items(request, self._api, name), self._rest(request)
-        async with aclosing(self._connection.exchange(name, said, rest, stream=self.settings.get("stream", True))) as events:
-            async for event in events:
-                for part in self._connection.parts(reply, event):
-                    yield part
-                if reply.ended or event.data.strip() == DONE:
-                    break
+        async with aclosing(self._connection.answered(said, rest, reply, stream=self.settings.get("stream", True))) as parts:
+            async for part in parts:
+                yield part
 
     def _rest(self, request: p.Request) -> dict[str, Any]:
         """The fields beside the conversation: ours under those of the user, and none that is null."""
@@ -65,6 +65,9 @@ class ResponsesModel:
             body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": request.answer_schema, "strict": False}}
         body |= own
         body[LIMIT] = given.at_most(own.get(LIMIT), request.max_output_tokens)
+        if body[LIMIT] < self._least:
+            line = f"{self.base_url} takes no limit of output below {self._least} tokens, and this request may have {body[LIMIT]}: raise budgets.{LIMIT}"
+            raise p.ModelError("invalid_request", line, retryable=False)
         left_out = () if request.tools else NEED_TOOLS
         return {name: value for name, value in body.items() if value is not None and name not in left_out}
 
@@ -120,22 +123,25 @@ def _is_bare(item: dict[str, Any]) -> bool:
 
 
 class ResponsesReply:
-    """Takes the events of one reply, or the whole of it, and gives parts; `ended` once it is complete."""
+    """Takes the events of one reply, or the whole of it, and gives parts."""
+
+    holds = "output"
+    stopped = False
+    """The event that says why a reply ended is its last."""
 
     def __init__(self, api: str, origin: Origin) -> None:
         self._api, self._origin = api, origin
         self._items: dict[int, _Item] = {}
-        self._characters = 0
-        self.ended = False
+        self._text = history.Length()
+        self.known = self.over = False
 
     def take(self, event: dict[str, Any], name: str) -> Iterator[p.Part]:
         """The parts of one more event, or of the reply in one piece. Raises ModelError for an error."""
+        kind = str(event.get("type") or name)
+        self.known |= name == WHOLE or kind.startswith("response.")
         if name == WHOLE:
-            if "output" not in event or (event.get("error") and not event["output"]):
-                raise reported(event, self._origin)
             yield from self._end(event, "")
             return
-        kind = event.get("type") or name
         if kind in ENDS:
             yield from self._end(event.get("response") or {}, kind)
         elif kind == "error" or event.get("error"):
@@ -166,7 +172,7 @@ class ResponsesReply:
         match kind:
             case "response.output_text.delta":
                 item.seen.add("text")
-                self._characters += len(delta)
+                self._text.add(delta)
                 yield p.TextDelta(text=delta)
             case "response.refusal.delta":
                 item.seen.add("refusal")
@@ -205,7 +211,7 @@ class ResponsesReply:
     def _message(self, item: "_Item", final: dict[str, Any]) -> Iterator[p.Part]:
         for piece in final.get("content") or []:
             if piece.get("type") == "output_text" and piece.get("text") and "text" not in item.seen:
-                self._characters += len(piece["text"])
+                self._text.add(piece["text"])
                 yield p.TextDelta(text=piece["text"])
             elif piece.get("type") == "refusal" and piece.get("refusal") and "refusal" not in item.seen:
                 yield p.Refusal(text=piece["refusal"])
@@ -223,9 +229,13 @@ class ResponsesReply:
             raise reported(response.get("error") or {"message": "the response failed"}, self._origin, mid_stream=bool(kind))
         reason = str((response.get("incomplete_details") or {}).get("reason") or "")
         if reason in BROKEN:
-            raise reported({"type": reason, "message": f"the server gave up ({reason})"}, self._origin, mid_stream=bool(kind), retryable=True)
-        self.ended = True
+            raise gave_up(reason, self._origin, mid_stream=bool(kind))
+        self.over = True
         yield p.Finished(stop_reason=self._stop(status, reason), provider_stop_reason=f"{status}:{reason}" if status == "incomplete" and reason else status)
+
+    def end(self, *, marked: bool) -> Iterator[p.Part]:  # noqa: ARG002 - no marker stands for the last event
+        """Nothing follows it."""
+        yield from ()
 
     def _stop(self, status: str, reason: str) -> StopReason:
         if status == "completed":
@@ -237,7 +247,7 @@ class ResponsesReply:
         index = output_index if isinstance(output_index, int) else max(self._items, default=0)
         if index not in self._items:
             calls = sum(item.type in CALLS for item in self._items.values())
-            self._items[index] = _Item(index, (self._characters, calls))
+            self._items[index] = _Item(index, (self._text.characters, calls))
         return self._items[index]
 
     def _kept(self, final: dict[str, Any], item: "_Item") -> p.OpaqueItem:

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 EVENT_BYTES_MAX: Final = 67_108_864
 """What one event may hold."""
+DATA: Final = b"data:"
+NAME: Final = b"event:"
 
 
 class Event(NamedTuple):
@@ -29,9 +31,11 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Event]:
     """
     reader = _Reader()
     async for chunk in chunks:
-        for line in reader.lines(chunk):
-            if (event := reader.take(line)) is not None:
+        lines = reader.lines(chunk)[::-1]
+        while lines:  # nothing holds on to what was given: an event may have megabytes, and the next one too
+            if (event := reader.take(lines.pop())) is not None:
                 yield event
+                del event
     for line in (reader.rest(), b""):
         if (event := reader.take(line)) is not None:
             yield event
@@ -81,9 +85,18 @@ class _Reader:
             event = Event(self._name, "\n".join(self._data)) if self._data else None
             self._name, self._data, self._size = "", [], 0
             return event
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
-        elif field == b"event":
-            self._name = value.removeprefix(b" ").decode("utf-8", "replace")
+        if line.startswith(DATA):
+            self._data.append(_value(line, len(DATA)))
+        elif line.startswith(NAME):
+            self._name = _value(line, len(NAME))
+        elif line == b"data":
+            self._data.append("")
+        elif line == b"event":
+            self._name = ""
         return None
+
+
+def _value(line: bytes, start: int) -> str:
+    """What stands behind the name of a field, copied once: a line may have megabytes."""
+    start += line[start : start + 1] == b" "
+    return str(memoryview(line)[start:], "utf-8", "replace")

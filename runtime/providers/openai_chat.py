@@ -3,28 +3,22 @@
 The request is made here; what a reply is made of is in `_chat`, how the server is reached in `_openai`.
 """
 
-import asyncio
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from refold.projections.messages import Message
-from refold.runtime.ports import ModelError, Part, Request
+from refold.runtime.ports import Part, Request
 from refold.runtime.providers import _history as history, _settings as given
 from refold.runtime.providers._chat import ChatReply, returned
 from refold.runtime.providers._errors import Origin
-from refold.runtime.providers._openai import DONE, NEED_TOOLS, Connection
-from refold.runtime.providers._sse import Event
+from refold.runtime.providers._openai import NEED_TOOLS, OPENAI, Connection, is_at
 
 KIND: Final = "openai-chat"
 KEY: Final = "OPENAI_API_KEY"
 ADDRESS: Final = "OPENAI_BASE_URL"
 OFFICIAL: Final = "https://api.openai.com/v1"
-OPENAI: Final = ("api.openai.com", "openai.azure.com")
-"""Where OpenAI's own models are, which know fields that others refuse."""
 RESERVED: Final = frozenset({"model", "messages", "tools", "functions"})
 LIMITS: Final = ("max_completion_tokens", "max_tokens")
 LEGAL_ID: Final = re.compile(r"[\x21-\x7e]{1,512}")
@@ -56,22 +50,19 @@ class ChatModel:
     async def stream(self, request: Request) -> AsyncIterator[Part]:
         """The parts of the reply. Raises ModelError."""
         name, streamed = self._origin.model, self.settings.get("stream", True)
-        reply = ChatReply(name, self._origin)
         said = messages(request, name, strict=MISTRAL.search(f"{self.base_url} {name}") is not None)
-        async with aclosing(self._connection.exchange(name, said, self._rest(request, streamed), stream=streamed)) as events:
-            while (event := await _next(events, reply)) is not None:
-                for part in self._connection.parts(reply, event):
-                    yield part
-        for part in reply.end():
-            yield part
+        reply = ChatReply(name, self._origin)
+        async with aclosing(self._connection.answered(said, self._rest(request, streamed), reply, stream=streamed)) as parts:
+            async for part in parts:
+                yield part
 
     def _rest(self, request: Request, streamed: bool) -> dict[str, Any]:
         """The fields beside the conversation: ours under those of the user, and none that is null."""
         own = given.sent(self.settings)
-        official = _is_at(self.base_url, *OPENAI)
+        official = is_at(self.base_url, *OPENAI)
         limit = next((name for name in LIMITS if name in own), LIMITS[0 if official else 1])
         # Mistral reports usage unasked, and refuses to be asked.
-        body: dict[str, Any] = {"stream_options": {"include_usage": True}} if streamed and not _is_at(self.base_url, "mistral.ai") else {}
+        body: dict[str, Any] = {"stream_options": {"include_usage": True}} if streamed and not is_at(self.base_url, "mistral.ai") else {}
         if request.tools:
             body["tools"] = [
                 {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema}} for tool in request.tools
@@ -122,35 +113,3 @@ def _assistant(message: Message, model: str) -> dict[str, Any]:
             for n, call in enumerate(message.calls)
         ]
     return said
-
-
-def _is_at(base_url: str, *domains: str) -> bool:
-    host = urlsplit(base_url).hostname or ""
-    return any(host == domain or host.endswith(f".{domain}") for domain in domains)
-
-
-async def _next(events: AsyncGenerator[Event, None], reply: ChatReply) -> Event | None:
-    """The next event; None at the end, which is the end marker, that of the stream, or whatever happens to it once the model has stopped."""
-    if reply.marked:
-        return None
-    try:
-        event = await asyncio.wait_for(anext(events), given.LINGER_S if reply.stopped else None)
-    except StopAsyncIteration:
-        return None
-    except (TimeoutError, ModelError):
-        if reply.stopped:
-            return None
-        raise
-    if event.data.strip() == DONE:
-        reply.marked = True
-        return None
-    return None if reply.stopped and _is_cut(event.data) else event
-
-
-def _is_cut(data: str) -> bool:
-    """Whether the end of a stream came inside its last event."""
-    try:
-        json.loads(data)
-    except ValueError:
-        return True
-    return False

@@ -92,9 +92,10 @@ class ScriptedModel:
 
     async def stream(self, request: p.Request) -> AsyncIterator[p.Part]:
         self.requests.append(request)
-        if request.number > len(self.entries):
-            raise p.ModelError("script_exhausted", f"the script has {len(self.entries)} entries, and this is request {request.number}", retryable=False)
-        entry = self.entries[request.number - 1]
+        place = request.number - request.numbered_from
+        if place > len(self.entries):
+            raise p.ModelError("script_exhausted", f"the script has {len(self.entries)} entries, and this is request {place}", retryable=False)
+        entry = self.entries[place - 1]
         if entry.delay_s:
             await asyncio.sleep(entry.delay_s)
         for part in _parts(entry):

@@ -223,7 +223,7 @@ def test_a_large_value_leaves_its_record_and_comes_back() -> None:
     assert len(record.stored) < LIMIT
     assert read(record.stored, payloads.__getitem__).fact == result({"small": 1, "large": text, "again": text})
     # and a full line has the value itself
-    assert msgspec.json.decode(full_line(record, payloads))["data"]["result"]["large"] == text
+    assert msgspec.json.decode(full_line(record, payloads.__getitem__))["data"]["result"]["large"] == text
 
 
 @pytest.mark.parametrize(("size", "leaves"), [(LIMIT - 2, False), (LIMIT - 1, True)])

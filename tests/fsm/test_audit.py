@@ -12,6 +12,7 @@ from refold.events.settings import Budgets, Policy
 from refold.events.words import CallId, Digest
 from refold.fsm.audit import EVIDENCE_MAX, Audit, audit_rows, verify_rows
 from refold.fsm.invariants import INVARIANTS
+from refold.projections.run import replace
 from refold.testing.forge import Forged, forge
 from refold.testing.trajectory import Act, Trajectory
 
@@ -40,8 +41,28 @@ def checked(*calls: CallId, act: Act = LOOK) -> f.CallsChecked:
     return f.CallsChecked(checks=tuple(act.check(call) for call in calls))
 
 
-def started(call: CallId, attempt: int = 1) -> f.ToolStarted:
-    return f.ToolStarted(call=call, attempt=attempt, key="key")
+def started(call: CallId, attempt: int = 1, *, key: str = "key") -> f.ToolStarted:
+    return f.ToolStarted(call=call, attempt=attempt, key=key)
+
+
+def not_done(call: CallId) -> f.ToolFailed:
+    return f.ToolFailed(call=call, kind="execution_failed", message="busy", retryable=True, performed="no")
+
+
+def asked(call: CallId, expires_at: int | None = None) -> f.ApprovalRequested:
+    return f.ApprovalRequested(call=call, digest=PAY.digest, because="it pays", expires_at=expires_at)
+
+
+def granted(call: CallId, digest: Digest | None = None) -> f.ApprovalGranted:
+    return f.ApprovalGranted(call=call, digest=digest or PAY.digest, who="ann")
+
+
+def denied(call: CallId) -> f.ApprovalDenied:
+    return f.ApprovalDenied(call=call, reason="no", who="ann")
+
+
+def attached(epoch: int) -> f.DriverAttached:
+    return f.DriverAttached(epoch=epoch, who="tester", host="here")
 
 
 def succeeded(call: CallId, attempt: int = 1) -> f.ToolSucceeded:
@@ -81,7 +102,10 @@ def completed(answer_at: int) -> f.RunCompleted:
 CLAIM: Final[list[Step]] = [f.FinalProposed(text="Done."), f.AnswerChecked()]
 ONE_CALL: Final[list[Step]] = [proposed(C1), checked(C1), accepted(C1)]
 LOOSE: Final = Policy(max_duplicate_actions=99)
-SEND: Final = Act("send", effect="side_effect")
+SEND: Final = Act("send", effect="side_effect", retries=1)
+PAY: Final = Act("pay", effect="side_effect", approval=True)
+ONE_SEND: Final[list[Step]] = [proposed(C1), checked(C1, act=SEND), accepted(C1)]
+ONE_PAY: Final[list[Step]] = [proposed(C1), checked(C1, act=PAY), accepted(C1)]
 
 VIOLATIONS: Final[list[tuple[str, str, list[Step], int]]] = [
     ("I1", "an outcome of a call that nobody started", [*begin(), *ONE_CALL, succeeded(C1), injected(C1), request(2)], 7),
@@ -115,6 +139,10 @@ VIOLATIONS: Final[list[tuple[str, str, list[Step], int]]] = [
     ("I6", "a side effect that another one does not excuse", [*begin(), *turn(1, SEND), *turn(2, Act("write", effect="side_effect")), *turn(3, SEND)], 22),
     ("I6", "a reading that nothing made new", [*begin(), *turn(1), *turn(2, Act("look", '{"at":"south"}')), *turn(3)], 22),
     ("I7", "a request after three equal decisions", [*begin(policy=LOOSE), *turn(1), *turn(2), *turn(3)], 24),
+    ("I8", "a call that nobody approved", [*begin(), *ONE_PAY, started(C1)], 7),
+    ("I8", "a call that was approved as something else", [*begin(), *ONE_PAY, asked(C1), granted(C1, Digest("?" * 43))], 8),
+    ("I8", "a call that was approved too late", [*begin(), *ONE_PAY, asked(C1, expires_at=1_000_001), granted(C1), started(C1)], 9),
+    ("I8", "a call whose approval was taken back", [*begin(), *ONE_PAY, asked(C1), granted(C1), denied(C1), started(C1)], 10),
     ("I9", "an answer that was never checked", [*begin(), f.FinalProposed(text="Done."), completed(4)], 5),
     ("I9", "an answer that was found wrong", [*begin(), f.FinalProposed(text="Done."), f.AnswerChecked(complaints=("no",)), completed(4)], 6),
     ("I9", "another answer than the one that was checked", [*begin(), *CLAIM, completed(3)], 6),
@@ -124,6 +152,9 @@ VIOLATIONS: Final[list[tuple[str, str, list[Step], int]]] = [
     ("I11", "a request after results that were never shown", [*begin(), *turn(1)[:-2], Forged(request(2), target="streaming_model")], 9),
     ("I12", "a request that may write more than is left", [*begin(Budgets(max_tokens=2_000))[:-1], request(1, most=2_000)], 3),
     ("I12", "a record of a turn that was not begun", [*begin(), Forged(f.UserSaid(text="hi", who="ann"), turn=2)], 4),
+    ("I15", "a side effect that is begun again under another key", [*begin(), *ONE_SEND, started(C1), not_done(C1), started(C1, 2, key="other")], 9),
+    ("I15", "two calls under one key", [*begin(), proposed(C1, C2), checked(C1, C2, act=SEND), accepted(C1, C2), started(C1), started(C2)], 8),
+    ("I15", "a side effect that is begun again though it may have taken place", [*begin(), *ONE_SEND, started(C1), attached(2), started(C1)], 9),
 ]
 
 
@@ -373,15 +404,13 @@ def test_a_fork_is_judged_over_its_whole_history() -> None:
     parent.calls(LOOK)
     parent.succeed("t1.1")
     at = parent.run.position
-    child = Trajectory("child")
-    child.run, child.records = parent.run, list(parent.records)
-    child.tell(f.RunForked(parent=parent.id, at=at, head=parent.run.head), child.driver())
+    child = parent.fork("child")
     child.answer()
     # then its history is that of its parent and its own
     assert child.audit().ok
     assert child.audit().events == len(child.records)
     # and one that forks off a run it does not stand behind is found
     strange = Trajectory("strange")
-    strange.run, strange.records = parent.run, list(parent.records)
+    strange.run, strange.records = replace(parent.run, id=strange.id), list(parent.records)
     strange.tell(f.RunForked(parent=child.id, at=at, head=parent.run.head), strange.driver())
     assert strange.audit().chain.broken_at == at + 1

@@ -368,6 +368,12 @@ def test_what_a_log_lacks_at_its_end_is_said(log: Trajectory, tag: str) -> None:
     assert derived.events == end - 1
 
 
+def test_a_log_of_another_run_is_not_taken_for_this_one(log: Trajectory) -> None:
+    found = replay_rows("another", log.rows, log.payloads.__getitem__).divergence
+    assert found is not None
+    assert (found.field, found.recorded, found.derived, found.cause_class) == ("run", "played", "another", "environment")
+
+
 def test_a_payload_that_is_missing_or_changed_is_named(log: Trajectory) -> None:
     (digest,) = log.payloads
     position = next(record.position for record in log.records if digest.encode() in record.stored)

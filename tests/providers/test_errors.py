@@ -239,5 +239,6 @@ def test_a_web_page_is_no_reply():
     error = errors.no_reply("<!doctype html><title>Welcome</title>", ORIGIN)
     assert (error.type, error.retryable) == ("no_reply", False)
     assert error.message == (
-        "the reply of https://api.example.com/v1 is a web page (Welcome), not a model's answer: check that --base-url is the address of the API"
+        "the response of https://api.example.com/v1 is a web page (Welcome), and no reply of this API:"
+        " check that --base-url is the address of the API (without it, OPENAI_BASE_URL)"
     )

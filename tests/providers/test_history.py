@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from refold.projections.messages import Message, MessageCall, told, user
 from refold.runtime.providers import _history as history
+from refold.runtime.text import whole
 
 ANY_ID = re.compile(r"[!-~]{1,64}")
 
@@ -170,3 +171,15 @@ def test_only_the_model_that_something_is_from_gets_it_back():
     )
     # when, then
     assert history.given_back(message, "openai.responses", "m") == [((3, 1), {"id": "r"})]
+
+
+@given(st.lists(st.text(st.sampled_from("aä\N{GRINNING FACE}\ud83d\ude00"), max_size=3)))
+def test_the_length_of_a_text_in_pieces_is_that_of_the_whole(pieces: list[str]):
+    # given pieces in which halves of characters meet, or do not
+    length = history.Length()
+    said = ""
+    for piece in pieces:
+        length.add(piece)
+        said += piece
+        # when a place in the text is taken, then it is one in the text as it is kept
+        assert length.characters == len(whole(said))

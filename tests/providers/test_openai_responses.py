@@ -91,9 +91,9 @@ def taken(server: Loopback, *events: bytes, spec: str = "openai:m") -> Assembler
     return assembler
 
 
-def failed(model: p.Model) -> p.ModelError:
+def failed(model: p.Model, request: p.Request | None = None) -> p.ModelError:
     with pytest.raises(p.ModelError) as error:
-        parts_of(model)
+        parts_of(model, request)
     return error.value
 
 
@@ -251,6 +251,21 @@ def test_the_schema_of_the_answer_is_part_of_the_request(server: Loopback):
     assert body["text"] == {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": False}}
     assert set(body) == {"model", "stream", "store", "instructions", "input", "text", "max_output_tokens"}
     assert body["max_output_tokens"] == 300
+
+
+def test_a_limit_that_openai_refuses_is_refused_before_it_is_sent(server: Loopback):
+    # given a setting, or a budget, below what OpenAI takes
+    with pytest.raises(models.UnknownModel, match=r"model.max_output_tokens: https://api.openai.com/v1 takes no limit below 16"):
+        models.resolve("openai:m", settings={"max_output_tokens": 15})
+    error = failed(models.resolve("openai:m"), asked(max_output_tokens=15))
+    # then it is said in one line, and not tried again
+    assert (error.type, error.retryable, error.http_status) == ("invalid_request", False, None)
+    assert error.message.endswith("takes no limit of output below 16 tokens, and this request may have 15: raise budgets.max_output_tokens")
+    # and a server that may take it is asked
+    for settings, request in ((None, asked(max_output_tokens=15)), ({"max_output_tokens": 15}, asked())):
+        server.add(Reply.events(completed(message("Yes."))))
+        parts_of(made(server, settings), request)
+        assert server.requests[-1].json["max_output_tokens"] == 15
 
 
 # -- replies

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import given, strategies as st
 from refold import Agent, Budgets, Context, ScriptedModel, Store, audit, open_store, replay, show, tool
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of
+from refold.events.memory import MemoryLog
 from refold.events.storage import Row
 from refold.fsm.machine import empty, step
 from refold.projections.breaks import breaks
+from refold.projections.excerpts import handle_of
 from refold.projections.messages import Message, encode, tokens_of
 from refold.projections.prefix import chained, start
 from refold.projections.run import Run
@@ -547,6 +550,59 @@ def test_a_continuation_begins_with_what_its_parent_would_have_shown() -> None:
     assert [message.content for message in first if message.role == "tool"] == [message.content for message in sent[-1].messages if message.role == "tool"]
     assert [message.text for message in first[-2:]] == ["It is page 7.", "Are you sure?"]
     assert model.requests[1].messages[-1].content["text"] == look(7, 3_000)[2_500:]
+
+
+class Watched(MemoryLog):
+    """A log that knows which streams were read, up to where, and whether the main thread did it, in which the event loop is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scans: list[tuple[str, int | None, bool]] = []
+
+    def scan(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
+        self.scans.append((run_id, upto, current_thread() is main_thread()))
+        return super().scan(run_id, after, upto)
+
+
+def reading(text: str, **more: Any) -> dict[str, Any]:
+    return {"calls": [{"name": "read_result", "arguments": {"result": handle_of(text), **more}}]}
+
+
+def test_what_runs_before_hold_is_read_beside_the_event_loop_and_up_to_where_they_were_left() -> None:
+    # given a run, one that continues it, and one that continues that
+    log = Watched()
+    store, context = Store(log, "memory:"), Context(observation_bytes=2_000)
+    _, first, _ = play([turn(1, size=9_000), DONE], store=store, context=context)
+    settings: dict[str, Any] = {"tools": [look, find], "budgets": FREE, "context": context}
+    second = Agent(model=ScriptedModel([DONE]), **settings).continue_run_sync(first.id, "Go on.", store=store)
+    began: list[int] = []
+    model = ScriptedModel([reading(look(1, 9_000), start=5), DONE])
+    # when the last of them reads on in a result of the first
+    heard = lambda what: began.append(len(log.scans)) if isinstance(what, p.Finished) else None  # noqa: E731 - a listener
+    asyncio.run(Agent(model=model, **settings).continue_run(second.id, "And now?", store=store, heard=heard))
+    # then it has it, and no parent was read by the event loop, or beyond its end
+    assert model.requests[1].messages[-1].content["text"].startswith(look(1, 9_000)[5:500])
+    of_parents = [(run_id, upto, in_loop) for run_id, upto, in_loop in log.scans[began[0] :] if run_id in (first.id, second.id) and upto is not None]
+    assert of_parents == [(second.id, second.position, False), (first.id, first.position, False)]
+    assert not any(in_loop for run_id, _, in_loop in log.scans[began[0] :] if run_id in (first.id, second.id))
+
+
+def test_a_fork_reads_nothing_that_came_behind_where_it_was_split_off() -> None:
+    # given a run with two results, and a fork of it from before the second
+    context = Context(observation_bytes=2_000)
+    store, first, _ = play([turn(1, size=9_000), turn(2, size=9_000), DONE], context=context)
+    split = next(record.position for record in store.read(first.id) if record.type == "tool_results_injected")
+    model = ScriptedModel([reading(look(1, 9_000)), reading(look(2, 9_000)), DONE])
+    agent = Agent(model=model, tools=[look, find], budgets=FREE, context=context)
+    # when it, and then a run that continues it, read on in both
+    forked = agent.fork_sync(first.id, split, store=store)
+    again = ScriptedModel([reading(look(1, 9_000)), reading(look(2, 9_000)), DONE])
+    continued = Agent(model=again, tools=[look, find], budgets=FREE, context=context).continue_run_sync(forked.id, "Go on.", store=store)
+    # then they have the first result, and know of no second
+    for run_id in (forked.id, continued.id):
+        had, none = [record for record in store.read(run_id) if record.type in ("tool_succeeded", "tool_failed")][-2:]
+        assert (had.type, none.type) == ("tool_succeeded", "tool_failed")
+        assert "there is no result" in none.fact.message
 
 
 def test_a_long_conversation_stays_within_the_window_and_keeps_its_latest_exchange() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
+from refold.events import facts as f
 from refold.runtime import ports as p
 from refold.runtime.marking import Passage
 from refold.runtime.redaction import FAILED, MARK, Redaction, Shown, as_written, secrets_of
@@ -117,6 +118,19 @@ def test_a_redactor_that_fails_hides_the_whole_text(broken):
     own = Redaction((broken,))
     assert own.text("anything") == FAILED
     assert own.denies('{"a": "anything"}')
+
+
+def test_every_text_of_a_provider_is_looked_at():
+    # given a provider that repeats a secret wherever it may say something of its own
+    secret = "hush-hush 42"
+    error = f.ErrorInfo(type=secret, message=secret, code=secret, retryable=False)
+    # when its failure and its answer are written, then it is in none of their texts
+    failed = KNOWN.output(f.ModelFailed(error=error, text=secret, reasoning=secret, calls=()))
+    said = KNOWN.output(f.FinalProposed(text=secret, reasoning=secret, refusal=secret, rationale=secret, stop_reason="unknown", provider_stop_reason=secret))
+    assert secret not in repr(failed) + repr(said)
+    # and the words that providers have for their errors stay
+    known = f.ErrorInfo(type="invalid_request_error", message="No.", code="invalid_api_key", retryable=False)
+    assert KNOWN.output(f.ModelFailed(error=known, text="", reasoning="", calls=())).error == known
 
 
 def streamed(redaction: Redaction, pieces: list[str]) -> tuple[list[str], str]:

@@ -312,7 +312,7 @@ def test_B135_numbers_keep_every_digit(stage, results_of, case):
     records = list(stage.store.read(result.id))
     exported = [json.loads(line) for line in export_lines(stage.store, result.id)]
     payloads = stage.store.log.payloads(result.id)
-    lines = [json.loads(full_line(record, payloads)) for record in records]
+    lines = [json.loads(full_line(record, payloads.__getitem__)) for record in records]
     shown = json.loads(json.dumps(show(stage.store, result.id)))
     found = [
         stage.requests()[1].messages[-1].content["n"],

@@ -108,7 +108,7 @@ def read_by(api: Api, usage: dict[str, Any]) -> f.Usage:
         response = {"status": "completed", "output": [], "usage": usage}
         parts = list(ResponsesReply("openai.responses", ORIGIN).take({"type": "response.completed", "response": response}, ""))
     else:
-        parts = Reader("m").take({"type": "message_delta", "delta": {}, "usage": usage})
+        parts = list(Reader(ORIGIN).take({"type": "message_delta", "delta": {}, "usage": usage}, ""))
     (part,) = [part for part in parts if isinstance(part, p.UsageUpdated)]
     return usage_of(part)
 
@@ -234,3 +234,29 @@ def test_B091_nor_does_it_take_back_the_output(wire, late):
     events = MESSAGES.text("Hello.", usage={"input_tokens": 15, "output_tokens": late})
     # when, then what was counted before stands
     assert usage_in(wire.play(MESSAGES, [events])).output_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("api", "usage"),
+    [
+        pytest.param(CHAT, {"prompt_tokens": 0, "completion_tokens": 45, "total_tokens": 45}, id="chat, zero"),
+        pytest.param(CHAT, {"completion_tokens": 45}, id="chat, missing"),
+        pytest.param(RESPONSES, {"input_tokens": 0, "output_tokens": 45, "total_tokens": 45}, id="responses, zero"),
+        pytest.param(RESPONSES, {"output_tokens": 45}, id="responses, missing"),
+        pytest.param(MESSAGES, {"input_tokens": 0, "output_tokens": 45}, id="messages, zero"),
+        pytest.param(MESSAGES, {"output_tokens": 45}, id="messages, missing"),
+    ],
+)
+def test_an_input_that_was_not_counted_is_estimated_and_marked(wire, monkeypatch, api, usage):
+    # given a provider that counts what it wrote, and not what it read
+    monkeypatch.setattr("refold.runtime.prices.price_of", lambda *_: PRICE)
+    monkeypatch.setattr(wire.model(api), "priced", True, raising=False)
+    # when
+    result = wire.play(api, [api.text("Hello.", usage=usage)])
+    # then nothing was read for nothing: the request's own estimate stands for it, marked as one, beside the output as it was counted
+    (asked,) = [record.fact for record in result.records if isinstance(record.fact, f.ModelRequested)]
+    assert asked.estimated_input_tokens > 0
+    assert usage_in(result) == f.Usage(input_tokens=asked.estimated_input_tokens, output_tokens=45, estimated=True)
+    assert result.usage["reported"] == {"input_tokens": 0, "cached_input_tokens": 0, "output_tokens": 0}
+    assert result.usage["estimated"] == {"input_tokens": asked.estimated_input_tokens, "cached_input_tokens": 0, "output_tokens": 45}
+    assert Decimal(result.usage["cost_usd"]) == cost(asked.estimated_input_tokens, 0, 0, 45)

@@ -1,0 +1,78 @@
+"""The history of a run: its own records and, where it is a fork, those of the run it was split off in front of them.
+
+Apart from the stores, because a fork points at its parent and copies nothing: whoever reads a run asks here, and the stores only know streams.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from refold.events import facts as f
+from refold.events.codec import Unreadable, read
+from refold.events.payloads import Load
+from refold.events.storage import Log, PayloadMissing, Row
+from refold.events.words import Digest
+
+
+class OtherHistory(Exception):
+    """The run that another goes on from is not in the store, or is not as it was then."""
+
+
+class Stretch(NamedTuple):
+    """An inherited part of a history: the stream that holds it, and the last position of it that belongs to the history."""
+
+    run_id: str
+    upto: int
+
+
+def history(log: Log, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
+    """The rows of a run's history at positions after < p <= upto, in order, in flat memory. Raises OtherHistory where an ancestor is missing."""
+    rows = log.scan(run_id, after, upto)
+    first = next(rows, None)
+    if (first is None and upto is not None) or (first is not None and first.position > after + 1):
+        for stretch in ancestors(log, run_id):
+            yield from log.scan(stretch.run_id, after, stretch.upto if upto is None else min(stretch.upto, upto))
+            after = max(after, stretch.upto)
+    if first is not None:
+        yield first
+        yield from rows
+
+
+def ancestors(log: Log, run_id: str) -> list[Stretch]:
+    """What a run inherits, the oldest first; nothing where it is no fork, or holds its whole history itself. Raises OtherHistory."""
+    found: list[Stretch] = []
+    child, split = run_id, split_of(log, run_id)
+    while split is not None:
+        if log.head(split.parent) is None:
+            raise OtherHistory(f"run {child} is a fork of {split.parent}, which is not in this store: import it first")
+        if split.parent in (run_id, *(stretch.run_id for stretch in found)):
+            raise OtherHistory(f"run {child} is a fork of {split.parent}, which is a fork of it: the store is damaged")
+        found.append(Stretch(split.parent, min([split.at, *(stretch.upto for stretch in found)])))
+        child, split = split.parent, split_of(log, split.parent)
+    return found[::-1]
+
+
+def split_of(log: Log, run_id: str) -> f.RunForked | None:
+    """The fact with which a fork begins that points at its parent; None for any other run, and where that record is none, as whoever reads it will find."""
+    first = next(log.scan(run_id), None)
+    if first is None or first.type != f.RunForked.TAG:
+        return None
+    try:
+        fact = read(first.state, lambda digest: log.payload(run_id, digest)).fact
+    except (Unreadable, PayloadMissing):
+        return None
+    return fact if isinstance(fact, f.RunForked) else None
+
+
+def inherited_payloads(log: Log, run_id: str) -> Load:
+    """Payloads by digest from the runs that a run inherits from. Raises PayloadMissing."""
+    streams = [stretch.run_id for stretch in ancestors(log, run_id)]
+
+    def load(digest: Digest) -> bytes:
+        for stream in reversed(streams):
+            try:
+                return log.payload(stream, digest)
+            except PayloadMissing:
+                continue
+        raise PayloadMissing(run_id, digest)
+
+    return load

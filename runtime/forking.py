@@ -1,0 +1,278 @@
+"""Forks: where a run can be split, what the new run says of itself, and what its parents did behind the split.
+
+Apart from the driver, because a fork is one record that points at its parent: nothing is folded for it, unless a result is to be edited.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from refold.events import facts as f
+from refold.events.codec import Edge, Line, Record, read, read_line
+from refold.events.lineage import ancestors, history, split_of
+from refold.events.storage import Conflict, Log, Row
+from refold.events.words import CallId, Digest, RunId
+from refold.fsm.decide import Batch, written
+from refold.projections import forking
+from refold.projections.prefix import HISTORY
+from refold.projections.revisions import rules_of
+from refold.projections.run import Run
+from refold.runtime.driver import RunExists
+from refold.runtime.journal import USER, Journal, UnknownRun, loader, stamp
+from refold.runtime.ports import Clock, SystemClock
+from refold.runtime.text import whole
+
+WINDOW: Final = 64
+"""Records that are read at once on the way back."""
+KEPT: Final = ("engine", "seed", "price", "budgets", "policy", "context", *f.ModelSetup.__struct_fields__)
+"""Parts of a setup that are not compared whole: a fork keeps them, or they change by their fields."""
+
+
+class NoFork(ValueError):
+    """A run cannot be forked like this: one line that says why, and what to do."""
+
+
+class Forked(NamedTuple):
+    """A fork that was made: its parent is the run that holds the record at `at`."""
+
+    run_id: RunId
+    parent: RunId
+    at: int
+
+
+class Asked(NamedTuple):
+    """What a fork is to be other than its parent: `changes` of the setup by path, `edits` of results by call, what the user says to it."""
+
+    changes: Mapping[str, Any] = {}
+    edits: Mapping[str, Any] = {}
+    message: str = ""
+    allow_repeat: bool = False
+
+
+AS_IT_WAS: Final = Asked()
+
+
+def fork(log: Log, run_id: str, at: int, new_id: RunId, asked: Asked = AS_IT_WAS, *, who: str = USER, clock: Clock | None = None) -> Forked:
+    """Begin a run at the last place at or before `at` where another rests. Raises UnknownRun, NoFork, RunExists, OtherHistory, StoreUnavailable."""
+    rest = rest_at(log, run_id, at)
+    before = setup_at(log, run_id, rest.position)
+    after = _changed(before, asked.changes)
+    if not rules_of(after.engine).chains and (asked.edits or asked.message or _other_prompt(before, after)):
+        raise NoFork(f"run {run_id} was begun under the rules of an older version ({after.engine}), which cannot show its past otherwise: fork it as it is")
+    fact = f.RunForked(
+        parent=rest.run,
+        at=rest.position,
+        head=rest.digest,
+        changes=dict(asked.changes),
+        edits=_edits(log, run_id, rest, asked.edits),
+        message=asked.message,
+        performed=() if asked.allow_repeat else _performed(log, run_id, rest),
+        allow_repeat=asked.allow_repeat,
+        who=whole(who),
+    )
+    split = Run(id=new_id, position=rest.position, at=rest.at, head=rest.digest, state=rest.target, turn=rest.turn, setup=after)
+    edge = Edge(fact=fact, source=rest.target, target=rest.target, turn=rest.turn)
+    records, payloads = written(split, Batch(edges=(edge,), runs=(split,), run=split, stamp=stamp(clock or SystemClock(), split)))
+    try:
+        log.append(new_id, rest.position, [Row(record.position, record.type, record.stored) for record in records], payloads, create=True)
+    except Conflict:
+        raise RunExists(f"there is already a run {new_id}; choose another id") from None
+    return Forked(new_id, rest.run, rest.position)
+
+
+# -- where
+
+
+def rest_at(log: Log, run_id: str, at: int) -> Line:
+    """The last record at or before `at` behind which the run can be split: the end of a batch, or results that are in before the next request is made.
+
+    Raises UnknownRun, NoFork, OtherHistory.
+    """
+    head = log.head(run_id)
+    if head is None:
+        raise UnknownRun(f"there is no run {run_id} in this store")
+    last = head[0]
+    if not 1 <= at <= last:
+        raise NoFork(f"run {run_id} has no position {at}: it has 1 to {last}")
+    behind = _line(next(history(log, run_id, at, at + 1), None))
+    for line in _backwards(log, run_id, at):
+        if line.target == "done":
+            raise NoFork(
+                f"run {run_id} has ended by position {line.position}: go on from its end with refold continue {run_id}, or fork it at an earlier position"
+            )
+        if line.target == "injecting_tool_results" or behind is None or behind.batch != line.batch:
+            return line
+        behind = line
+    first = _first_rest(log, run_id)
+    raise NoFork(
+        f"run {run_id} {'rests nowhere before its end' if first is None else f'does not rest at or before position {at}: fork it at {first} or later'}"
+    )
+
+
+def _first_rest(log: Log, run_id: str) -> int | None:
+    """The end of the batch that a run begins with, where another follows."""
+    lines = map(_read, history(log, run_id))
+    first = next(lines)
+    return next((line.position - 1 for line in lines if line.batch != first.batch), None)
+
+
+def _backwards(log: Log, run_id: str, at: int) -> Iterator[Line]:
+    """The records of a history from a position back to its beginning."""
+    while at > 0:
+        yield from map(_read, reversed(list(history(log, run_id, max(0, at - WINDOW), at))))
+        at -= WINDOW
+
+
+def _line(row: Row | None) -> Line | None:
+    return None if row is None else _read(row)
+
+
+def _read(row: Row) -> Line:
+    return read_line(row.state)
+
+
+# -- with what
+
+
+def setup_at(log: Log, run_id: str, at: int) -> f.Setup:
+    """The setup of a run there, but for a model that a driver changed: what it was begun with, and what forks made of it."""
+    load = loader(log, run_id, many=False)
+    first = read(next(history(log, run_id)).state, load).fact
+    assert isinstance(first, f.RunStarted | f.RunContinued)
+    setup = first.setup
+    for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
+        split = split_of(log, stream)
+        if split is not None and split.at < at:
+            setup = forking.changed(setup, split.changes)
+    return setup
+
+
+def changes_between(before: f.Setup, after: f.Setup, *, with_model: bool) -> dict[str, Any]:
+    """What of a setup is to be other, by path; the model where it is another one, or is to count as one (`with_model`)."""
+    old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    names = [name for name in f.Setup.__struct_fields__ if name not in KEPT]
+    changes = {name: new.get(name, getattr(_DEFAULTS, name, None)) for name in names if getattr(before, name) != getattr(after, name)}
+    for section in ("budgets", "policy", *(("context",) if before.context is not None else ())):
+        fields, past = new.get(section) or {}, old.get(section) or {}
+        changes |= {f"{section}.{field}": value for field, value in fields.items() if field not in past or past[field] != value}
+    if with_model or any(getattr(before, name) != getattr(after, name) for name in ("model", "base_url", "model_settings")):
+        changes[forking.MODEL] = msgspec.to_builtins(f.ModelSetup(**{name: getattr(after, name) for name in f.ModelSetup.__struct_fields__}))
+    return changes
+
+
+def _changed(setup: f.Setup, changes: Mapping[str, Any]) -> f.Setup:
+    try:
+        return forking.changed(setup, changes)
+    except (msgspec.ValidationError, TypeError, AttributeError) as error:
+        raise NoFork(f"the changes have no place in the run's setup: {error}") from None
+
+
+def _other_prompt(before: f.Setup, after: f.Setup) -> bool:
+    return (before.instructions, before.tools) != (after.instructions, after.tools)
+
+
+# -- edited results
+
+
+def _edits(log: Log, run_id: str, rest: Line, edits: Mapping[str, Any]) -> tuple[f.Edit, ...]:
+    if not edits:
+        return ()
+    journal = Journal(log, run_id).load(upto=rest.position)
+    return tuple(_edit(journal, call, result) for call, result in edits.items())
+
+
+def _edit(journal: Journal, call_id: str, result: Any) -> f.Edit:
+    """An edit of a result that the run has there, wherever it stands. Raises NoFork."""
+    run = journal.run
+    call = run.call(call_id)
+    if call is not None and not (run.open is not None and run.open.closed is not None):
+        if call.open:
+            raise NoFork(f"call {call_id} has no result yet at position {run.position} of run {run.id}: fork it behind one")
+        return f.Edit(call=CallId(call_id), name=call.name, result=result, source_ids=call.source_ids)
+    for message in run.fresh:
+        if message.call_id == call_id:
+            return f.Edit(call=CallId(call_id), name=message.name, result=result, source_ids=message.source_ids)
+    for place in range(run.past.hidden, len(run.entries)):
+        for message in journal.transcript.as_shown(place):
+            if message.call_id == call_id and run.entries[place].kind != HISTORY:
+                return f.Edit(call=CallId(call_id), name=message.name, result=result, source_ids=message.source_ids, place=place)
+    behind = any(message.call_id == call_id for message in journal.transcript.messages)
+    why = "is shown by a summary alone" if behind else "has no result"
+    raise NoFork(f"call {call_id} {why} at position {run.position} of run {run.id}: fork it {'before that' if behind else 'behind one'}")
+
+
+# -- what parents did later
+
+
+def _performed(log: Log, run_id: str, rest: Line) -> tuple[CallId, ...]:
+    """The calls, open at a rest, that its run began later; all of them while that may still come."""
+    if rest.target != "executing_tools":
+        return ()
+    started: list[CallId] = []
+    for line in map(_read, history(log, run_id, rest.position)):
+        if line.turn != rest.turn or line.target == "done":
+            return tuple(dict.fromkeys(started))
+        if line.type == f.ToolStarted.TAG and line.call is not None:
+            started.append(line.call)
+    load = loader(log, run_id, many=False)
+    turn = (read(row.state, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
+    return next((tuple(call.id for call in fact.calls) for fact in turn if isinstance(fact, f.ToolCallsRequested)), ())
+
+
+def _before_turn(log: Log, run_id: str, within: Line) -> int:
+    """The position before a turn's first record."""
+    return next((line.position for line in _backwards(log, run_id, within.position) if line.turn != within.turn), 0)
+
+
+class Elsewhere:
+    """What the runs that a fork inherits from performed behind the split: side effects by signature. Read when first asked for, and on from there."""
+
+    def __init__(self, log: Log, run_id: str) -> None:
+        self._log, self._run_id = log, run_id
+        self._from: dict[str, int] | None = None
+        self._splits: dict[str, int] = {}
+        self._checks: dict[str, dict[str, f.Check]] = {}
+        self._performed: dict[Digest, str] = {}
+
+    def performed(self, signature: Digest) -> str:
+        """Where an action took place that this run has not done itself, in words; nothing where it did not, or where doing it again is allowed."""
+        if self._from is None:
+            self._from = self._beginnings()
+        for run_id in self._from:
+            self._read_on(run_id)
+        return self._performed.get(signature, "")
+
+    def _beginnings(self) -> dict[str, int]:
+        """Behind which position each ancestor is read: that of the turn in which it was left."""
+        split = split_of(self._log, self._run_id)
+        if split is None or split.allow_repeat:
+            return {}
+        self._splits = dict(ancestors(self._log, self._run_id))
+        self._checks = {run_id: {} for run_id in self._splits}
+        lines = {run_id: _read(next(history(self._log, run_id, at - 1, at))) for run_id, at in self._splits.items()}
+        return {run_id: _before_turn(self._log, run_id, line) for run_id, line in lines.items()}
+
+    def _read_on(self, run_id: str) -> None:
+        assert self._from is not None
+        load = loader(self._log, run_id, many=False)
+        for row in history(self._log, run_id, self._from[run_id]):
+            self._from[run_id] = row.position
+            if row.type in (f.CallsChecked.TAG, f.CallSuperseded.TAG, f.ToolStarted.TAG):
+                self._take(run_id, read(row.state, load))
+
+    def _take(self, run_id: str, record: Record) -> None:
+        checks = self._checks[run_id]
+        match record.fact:
+            case f.CallsChecked(checks=made):
+                checks |= {check.call: check for check in made}
+            case f.CallSuperseded(call=call, check=check):
+                checks[call] = check
+            case f.ToolStarted(call=call) if record.position > self._splits[run_id] and call in checks and checks[call].effect == "side_effect":
+                self._performed[checks[call].signature] = f"run {run_id}, from which this one was forked, performed it at {record.position}"
+            case _:
+                pass
+
+
+_DEFAULTS: Final = f.Setup(engine=0, seed="", budgets=None, policy=None)  # type: ignore[arg-type]
+"""What a part of a setup is where it is not written."""

@@ -1,0 +1,98 @@
+"""Every golden log can be forked everywhere: the fork begins where the run rests, goes on by itself, and is as sound as any other run."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from refold import audit, open_store, replay, show
+from refold.events import facts as f
+from refold.events.codec import Record
+from refold.events.words import RunId
+from refold.fsm.effects import AskModel, ChooseContext, Effect, Reconcile, RunTool, Summarise, pending
+from refold.projections.run import Run
+from refold.runtime.forking import NoFork, fork
+from refold.runtime.journal import Journal
+from refold.runtime.store import Store, attach
+from refold.runtime.transfer import export_lines, import_file, parse
+
+LOGS = sorted(Path(__file__).parent.glob("v*/*.jsonl"))
+STEPS_MAX = 30
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_golden_log_can_be_forked_wherever_it_rests(path: Path) -> None:
+    # given a log
+    store = open_store("memory:")
+    run_id = import_file(store, parse(path.read_bytes(), path.name))
+    records = list(store.read(run_id))
+    before = b"".join(export_lines(store, run_id))
+    forks = 0
+    for at in range(1, len(records) + 1):
+        # when it is forked at a position
+        try:
+            made = fork(store.log, run_id, at, RunId(f"fork-{at}"))
+        except NoFork:
+            assert _rest_before(records, at) is None
+            continue
+        # then it begins where the run rests, goes on and is sound
+        forks += 1
+        assert made.at == _rest_before(records, at)
+        journal = _driven(store, made.run_id)
+        assert journal.run.state == "done" or journal.run.waits
+        assert audit(store, made.run_id).ok, (at, audit(store, made.run_id))
+        assert replay(store, made.run_id).divergence is None, (at, replay(store, made.run_id).divergence)
+        _assert_paired(show(store, made.run_id)["messages"])
+        # and wherever it is taken, it is the same
+        elsewhere = open_store("memory:")
+        lines = b"".join(export_lines(store, made.run_id))
+        import_file(elsewhere, parse(lines, "fork"))
+        assert b"".join(export_lines(elsewhere, made.run_id)) == lines
+        assert show(elsewhere, made.run_id) == show(store, made.run_id)
+        assert audit(elsewhere, made.run_id).ok
+    assert forks or len({record.batch for record in records}) == 1  # it ended at once, and rested nowhere
+    # and the parent is what it was
+    assert b"".join(export_lines(store, run_id)) == before
+
+
+def _rest_before(records: list[Record], at: int) -> int | None:
+    """The last position where the run rests: the end of a batch, or results that are in; none behind its end."""
+    rests = {record.position for record, after in pairwise(records) if after.batch != record.batch or record.target == "injecting_tool_results"}
+    if records[-1].target != "done":
+        rests.add(records[-1].position)
+    found = max((position for position in rests if position <= at), default=None)
+    return None if found is None or records[found - 1].target == "done" or records[at - 1].target == "done" else found
+
+
+def _driven(store: Store, run_id: str) -> Journal:
+    """The run, driven on by a world in which everything goes well."""
+    journal = Journal(store.log, run_id).load()
+    journal.command_sync(lambda run: (attach(run),))
+    for _ in range(STEPS_MAX):
+        effects = pending(journal.run)
+        if not effects:
+            return journal
+        journal.command_sync(lambda run, effect=effects[0]: _outcome(run, effect))  # type: ignore[misc]
+    raise AssertionError("the fork does not come to its end")
+
+
+def _outcome(run: Run, effect: Effect) -> tuple[f.Input, ...]:
+    match effect:
+        case AskModel():
+            return f.FinalProposed(text="Enough."), f.AnswerChecked()
+        case RunTool(call=call, attempt=attempt):
+            return (f.ToolSucceeded(call=call, result="fine", attempt=attempt),)
+        case Reconcile(call=call):
+            return (f.DoubtResolved(call=call, verdict="happened", result="it did", by="reconcile"),)
+        case ChooseContext():
+            return (f.ContextChosen(builder="fork"),)
+        case Summarise(asked=asked):
+            return (f.ContextCompacted(since=asked.since, upto=asked.upto, summary="Short.", author=asked.author, digest=asked.digest),)
+
+
+def _assert_paired(messages: list[dict[str, object]]) -> None:
+    left = json.loads(json.dumps(messages))
+    while left:
+        calls = left.pop(0).get("calls") or []
+        assert [left.pop(0)["call_id"] for _ in calls] == [call["id"] for call in calls]
