@@ -7,6 +7,7 @@ import pytest
 from pydantic import AfterValidator, Field
 
 from refold import Agent, Budgets, Context, Policy, RetryableToolError, ScriptedModel, ToolContext, open_store, replay, tool
+from refold.fsm import calls
 from refold.fsm.replay import replay_rows
 from refold.projections.messages import Message
 from refold.projections.run import Run
@@ -330,3 +331,39 @@ KINDS: tuple[Literal["code", "context", "tool schema", "policy or limit"], ...] 
 
 def test_every_class_that_an_agent_can_cause_is_in_the_table() -> None:
     assert {planted.cause_class for planted in AGENTS.values()} == set(KINDS)
+
+
+# -- forks
+
+
+def test_a_change_in_the_history_of_a_fork_is_reported_in_its_place(finished: tuple[Store, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a fork that begins within what its parent appended together, where results were in
+    store, run_id = finished
+    at = position_of(store, run_id, "tool_results_injected 3")
+    other = made(model=ScriptedModel([{"calls": [call("look", at="east")]}, {"text": "Seen."}]))
+    fork = other.fork_sync(run_id, at, store=store, new_id="fork")
+    assert fork.status == "completed"
+    assert replay(store, "fork").divergence is None
+    assert replay(store, "fork", other).divergence is None
+    rows = list(proofs.stored_rows(store, "fork"))
+    load = loader(store.log, "fork", many=True)
+
+    def found(changed: list[tuple[int, bytes]]) -> tuple[int, str, str]:
+        divergence = replay_rows("fork", changed, load).divergence
+        assert divergence is not None
+        return divergence.position, divergence.field, divergence.cause_class
+
+    # when a bit is flipped, or a record is gone, before, at and behind where it begins, then it is named there
+    for position in (at - 3, at, at + 1, at + 4):
+        flipped = [row if row[0] != position else (position, row[1].replace(b'"at":', b'"aT":')) for row in rows]
+        assert found(flipped) == (position, "bytes", "environment")
+        assert found([row for row in rows if row[0] != position]) == (position, "type", "environment")
+    # and rules that say something else are reported where they first tell, in the parent's part or in the fork's
+    keys = calls.key
+    with monkeypatch.context() as changed:
+        changed.setattr(calls, "key", lambda run, call: "k")
+        assert found(rows) == (position_of(store, "fork", "tool_started"), "data.key", "code")
+    with monkeypatch.context() as changed:
+        changed.setattr(calls, "key", lambda run, call: "k" if run.id == "fork" else keys(run, call))
+        started = next(record.position for record in store.read("fork") if record.type == "tool_started" and record.position > at)
+        assert found(rows) == (started, "data.key", "code")
