@@ -3,7 +3,7 @@
 With an agent its code is consulted again, and what it says is compared with what it said then; no tool runs, no model is asked, no clock is read.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Record, Unreadable, read, read_line
-from refold.events.lineage import history
+from refold.events.codec import Record, Unreadable, read
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
-from refold.fsm import audit as audits, causes
+from refold.fsm import causes
 from refold.fsm.compaction import choosable
 from refold.fsm.divergence import Difference, Divergence, diverges
 from refold.fsm.machine import Illegal, empty, step
@@ -27,6 +26,7 @@ from refold.projections.run import Run
 from refold.projections.transcript import Transcript
 from refold.runtime import compacting, selecting, settings
 from refold.runtime.agent import Agent
+from refold.runtime.auditing import stored_rows
 from refold.runtime.consults import Consults
 from refold.runtime.forking import Elsewhere
 from refold.runtime.journal import UnknownRun, loader
@@ -127,38 +127,6 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     if told is not None and damage is not None:
         told = cut_short(told, damage[0] - 1, damage[1])
     return Replayed(run_id=run_id, events=derived.events, divergence=divergence, records=derived.records, what_if=told)
-
-
-def audit(store: Store, run_id: str) -> audits.Audit:
-    """Chain, legality and every invariant of one run, without the code of its agent. Raises UnknownRun, StoreUnavailable."""
-    audited = audits.audit_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True))
-    odd = misfiled(store, run_id)
-    if odd is None or (audited.chain.broken_at is not None and audited.chain.broken_at <= odd[0]):
-        return audited
-    position, why = odd
-    return msgspec.structs.replace(audited, ok=False, chain=audits.Verdict(ok=False, broken_at=position, why=why))
-
-
-def misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
-    """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
-    own = False
-    """A fork that was imported holds its parents' records too, in front of its own."""
-    for row in store.log.scan(run_id):
-        try:
-            line = read_line(row.state)
-        except Unreadable:
-            continue
-        own = own or line.run == run_id
-        if (line.position, line.type) != (row.position, row.type) or (own and line.run != run_id):
-            return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
-    return None
-
-
-def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
-    """Positions and bytes of a run that exists."""
-    if store.log.head(run_id) is None:
-        raise UnknownRun(f"there is no run {run_id} in this store")
-    return ((row.position, row.state) for row in history(store.log, run_id))
 
 
 def asking_again(recording: Recording, agent: Agent) -> Ask:
