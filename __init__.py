@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from refold.fsm.fold import fold
     from refold.runtime.agent import Agent
+    from refold.runtime.diff import diff
     from refold.runtime.providers.script import ScriptedModel
     from refold.runtime.replay import audit, replay
     from refold.runtime.settings import Budgets, Context, Policy
@@ -34,6 +35,7 @@ _HOMES: Final = {
     "answer_is": "runtime.validators",
     "audit": "runtime.replay",
     "cites_read_documents": "runtime.validators",
+    "diff": "runtime.diff",
     "fold": "fsm.fold",
     "open_store": "runtime.store",
     "replay": "runtime.replay",
@@ -56,6 +58,7 @@ __all__ = [
     "answer_is",
     "audit",
     "cites_read_documents",
+    "diff",
     "fold",
     "open_store",
     "replay",

@@ -79,7 +79,7 @@ def _whole(value: Any, load: Load) -> Any:
 
 
 def references(data: bytes) -> list[Digest]:
-    """Digests of the payloads that a record's data refers to, in order."""
+    """Digests of the payloads that a record's data refers to, in order. Raises TypeError for a reference that names none."""
     found: list[Digest] = []
     if _MARK in data:
         _collect(_decode(data), found)
@@ -89,6 +89,8 @@ def references(data: bytes) -> list[Digest]:
 def _collect(value: Any, found: list[Digest]) -> None:
     if isinstance(value, dict):
         if KEY in value:
+            if not isinstance(value[KEY], str):
+                raise TypeError(f"the reference to a payload is {value[KEY]!r:.80}, and no digest")
             found.append(Digest(value[KEY]))
         else:
             for item in value.values():

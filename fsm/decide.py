@@ -39,7 +39,7 @@ def decide(run: Run, inputs: Sequence[f.Input], stamp: Stamp) -> Batch:
     cursor = Cursor(run, stamp)
     for fact in inputs:
         fire(cursor, fact)
-    if not all(map(_from_outside, inputs)):
+    if not all(map(from_outside, inputs)):
         while (follows := follow(cursor.run, stamp)) is not None:
             fire(cursor, follows)
     return Batch(edges=tuple(cursor.edges), runs=tuple(cursor.runs), run=cursor.run, stamp=stamp)
@@ -58,7 +58,7 @@ def written(run: Run, batch: Batch) -> tuple[list[Record], dict[Digest, bytes]]:
     return records, payloads
 
 
-def _from_outside(fact: f.Input) -> bool:
+def from_outside(fact: f.Input) -> bool:
     """Not what a tool said of its own call when the driver asked, in time or too late."""
     return fact.OUTSIDE and not (isinstance(fact, f.DoubtResolved | f.LateOutcome) and fact.by == "reconcile")
 

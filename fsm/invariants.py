@@ -60,7 +60,7 @@ def executed_calls_were_validated(history: History) -> Signs:
         position = record.position
         match record.fact:
             case f.CallsChecked(checks=checks):
-                checked |= {check.call: (position, check.kind) for check in checks}
+                checked, accepted = {check.call: (position, check.kind) for check in checks}, set()
             case f.CallSuperseded(call=call, check=check):
                 checked[call] = (position, check.kind)
             case f.ToolCallsAccepted(calls=calls):
@@ -83,7 +83,6 @@ def every_call_has_one_observation(history: History) -> Signs:
     """A proposed call gets exactly one result, and it is shown once, in call order."""
     proposed: dict[CallId, int] = {}
     results: dict[CallId, int] = {}
-    settled: set[CallId] = set()
     while (record := (yield None)) is not None:
         position, fact = record.position, record.fact
         if isinstance(fact, f.ToolCallsRequested):
@@ -91,16 +90,15 @@ def every_call_has_one_observation(history: History) -> Signs:
             results = {}
         elif isinstance(fact, f.ToolResultsInjected):
             yield from _shown(position, fact, proposed, results)
-            settled |= proposed.keys()
             proposed = {}
         elif isinstance(fact, f.Ending):
             for call in proposed:
                 yield broken(position, f"{call}: proposed at {proposed[call]}, and the run ended at {position} without showing a result")
         elif (closed := _closes(fact)) is not None:
-            if closed in results or closed in settled:
+            if closed in results:
                 yield broken(position, f"{closed}: has a result, and another at {position}")
             elif closed not in proposed:
-                yield broken(position, f"{closed}: a result at {position} of a call that was never proposed")
+                yield broken(position, f"{closed}: a result at {position}, and no such call is open")
             results[closed] = position
 
 

@@ -21,7 +21,7 @@ def identical_actions_are_limited(history: History) -> Signs:
     """
     checks: dict[CallId, f.Check] = {}
     chosen: set[CallId] = set()
-    places: dict[Digest, list[int]] = {}
+    places: dict[Digest, int | list[int]] = {}  # a number alone, as most actions are performed once
     last_write: dict[Digest, int] = {}
     said = 0
     while (record := (yield None)) is not None:
@@ -42,7 +42,7 @@ def identical_actions_are_limited(history: History) -> Signs:
         if check is None:
             continue
         since = said if check.effect == "side_effect" else max(said, _other_write(last_write, check.signature))
-        before = places.setdefault(check.signature, [])
+        before = _listed(places.get(check.signature))
         times = len(before) - bisect_right(before, since) + 1
         most = history.settings.policy.max_duplicate_actions
         if times > most and not check.repeatable and check.call not in chosen:
@@ -50,10 +50,15 @@ def identical_actions_are_limited(history: History) -> Signs:
         elif times > 1:
             yield Sign(position, f"{check.call}: performed at {position}, the {times}. time since {since}")
         before.append(position)
+        places[check.signature] = before if len(before) > 1 else position
         if check.effect != "read":
             # Two are enough to know the last write by another action: those of the last two that differ.
             others = [(signature, at) for signature, at in last_write.items() if signature != check.signature]
             last_write = dict([*others[-1:], (check.signature, position)])
+
+
+def _listed(places: int | list[int] | None) -> list[int]:
+    return places if isinstance(places, list) else [] if places is None else [places]
 
 
 def _performs(fact: f.Fact) -> CallId | None:

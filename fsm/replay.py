@@ -54,48 +54,50 @@ def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None
     derived: list[Record] = []
     first: Divergence | None = None
     events = 0
-    batches = _batches(rows, load)
+    stored = batches(rows, load)
     try:
-        for batch, cut in batches:
+        for batch, cut in stored:
             events += len(batch)
             found, run, records = _batch(run, batch, ask, cut=cut)
             derived += records
             first = first or found
             if found is not None and found.recorded is not None:
                 break  # what follows answers to another past
-    except _Broken as broken:
+    except Broken as broken:
         first = first or broken.divergence
-    events += sum(len(batch) for batch, _ in _rest(batches))
+    events += sum(len(batch) for batch, _ in _rest(stored))
     return Derived(run=run, events=events, records=tuple(derived), divergence=first)
 
 
-class _Broken(Exception):
+class Broken(Exception):
+    """The records cannot be followed any further; `divergence` says where and why."""
+
     def __init__(self, divergence: Divergence) -> None:
         super().__init__(divergence.cause)
         self.divergence = divergence
 
 
-def _rest(batches: Iterator[tuple[list[Record], bool]]) -> Iterator[tuple[list[Record], bool]]:
+def _rest(stored: Iterator[tuple[list[Record], bool]]) -> Iterator[tuple[list[Record], bool]]:
     """What was not replayed, only to be counted."""
     try:
-        yield from batches
-    except _Broken:
+        yield from stored
+    except Broken:
         return
 
 
-def _batches(rows: Iterable[Stored], load: Load) -> Iterator[tuple[list[Record], bool]]:
-    """Records by the batch they were appended in, and whether a fork begins within it, so that what followed is its parent's alone."""
+def batches(rows: Iterable[Stored], load: Load) -> Iterator[tuple[list[Record], bool]]:
+    """Records by the batch they were appended in, and whether a fork begins within it, so that what followed is its parent's alone. Raises Broken."""
     batch: list[Record] = []
     before: Record | None = None
     for position, stored in rows:
         try:
             record = read(stored, load)
         except Unreadable as error:
-            raise _Broken(
+            raise Broken(
                 Divergence(position=position, field="bytes", recorded=error.why, derived=None, cause="environment: the stored bytes cannot be read")
             ) from error
         except LookupError as error:
-            raise _Broken(
+            raise Broken(
                 Divergence(position=position, field="data", recorded=str(error), derived=None, cause="environment: a stored value is missing")
             ) from error
         if (before.position if before is not None else 0) == position - 1:
@@ -114,7 +116,7 @@ def _check_digest(position: int, record: Record, before: Record | None) -> None:
     digest = chain.recompute(record.stored, before.digest if before is not None else chain.NOTHING)
     if digest != record.digest:
         cause = "environment: the stored bytes were changed after they were written"
-        raise _Broken(Divergence(position=position, field="digest", recorded=record.digest, derived=digest, cause=cause))
+        raise Broken(Divergence(position=position, field="digest", recorded=record.digest, derived=digest, cause=cause))
 
 
 def _batch(run: Run, recorded: list[Record], ask: Ask | None, *, cut: bool) -> tuple[Divergence | None, Run, list[Record]]:
@@ -125,7 +127,7 @@ def _batch(run: Run, recorded: list[Record], ask: Ask | None, *, cut: bool) -> t
     given: list[f.Input] = [record.fact for record in recorded if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
     if not given:
         cause = "environment: the inputs that this follows from are missing from the log"
-        raise _Broken(Divergence(position=first.position, field="type", recorded=first.type, derived=None, cause=cause))
+        raise Broken(Divergence(position=first.position, field="type", recorded=first.type, derived=None, cause=cause))
     inputs = ask(run, given) if ask is not None else given
     try:
         batch = decide(run, inputs, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
@@ -133,10 +135,10 @@ def _batch(run: Run, recorded: list[Record], ask: Ask | None, *, cut: bool) -> t
     except Illegal as illegal:
         position = next((record.position for record in recorded if record.type == illegal.trigger), first.position)
         cause = f"code: under the rules of today {illegal}"
-        raise _Broken(Divergence(position=position, field="type", recorded=illegal.trigger, derived=None, cause=cause)) from illegal
+        raise Broken(Divergence(position=position, field="type", recorded=illegal.trigger, derived=None, cause=cause)) from illegal
     except NOT_JUDGED as error:  # only records that somebody else made up have such inputs
         cause = f"environment: nothing follows from what was said here ({type(error).__name__} {error})"
-        raise _Broken(Divergence(position=first.position, field="data", recorded=first.type, derived=None, cause=cause)) from error
+        raise Broken(Divergence(position=first.position, field="data", recorded=first.type, derived=None, cause=cause)) from error
     after = batch.run
     if cut and len(recorded) < len(derived):
         derived, after = derived[: len(recorded)], batch.runs[len(recorded) - 1]

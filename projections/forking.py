@@ -11,10 +11,10 @@ import msgspec
 from refold.events import facts as f
 from refold.events.words import CallId
 from refold.projections import context
-from refold.projections.growing import Growing
+from refold.projections.growing import Entries
 from refold.projections.messages import Message, user
 from refold.projections.prefix import entry_of
-from refold.projections.run import Call, Entry, Run, replace
+from refold.projections.run import Call, Run, replace
 
 MODEL: Final = "model"
 """The change that sets another model: a `ModelSetup`, whole."""
@@ -99,11 +99,7 @@ def _shown_otherwise(run: Run, fact: f.RunForked) -> Run:
             entries[edit.place] = entry_of(as_shown(run, edit), entries[edit.place].position)
     waiting = {edit.call: message_of(edit) for edit in fact.edits if edit.place is None}
     fresh = tuple(waiting.get(message.call_id, message) for message in run.fresh)  # type: ignore[call-overload]
-    return replace(run, entries=_growing(entries), fresh=fresh, fresh_shown=context.cut_each(run, fresh) if waiting else run.fresh_shown)
-
-
-def _growing(entries: list[Entry]) -> Growing[Entry]:
-    return Growing(entries, len(entries))
+    return replace(run, entries=Entries(entries), fresh=fresh, fresh_shown=context.cut_each(run, fresh) if waiting else run.fresh_shown)
 
 
 def _told(run: Run, fact: f.RunForked) -> Run:

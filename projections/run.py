@@ -12,7 +12,7 @@ from refold.events import facts as f
 from refold.events.chain import NOTHING
 from refold.events.settings import Budgets, Context, Policy
 from refold.events.words import CallId, Digest, Kind, Reason, RunId, State, Status
-from refold.projections.growing import Growing, Index
+from refold.projections.growing import Entries, Entry as Entry, Index
 from refold.projections.messages import Message
 from refold.projections.revisions import Rules, rules_of
 
@@ -144,15 +144,6 @@ class Driver(_Struct, frozen=True, kw_only=True):
     since: int
 
 
-class Entry(_Struct, frozen=True, kw_only=True):
-    """A past message as requests show it: the request that first did, its kind (its role where it has none), its bytes and their digest."""
-
-    position: int
-    kind: str
-    size: int = 0
-    digest: Digest = NOTHING
-
-
 class Past(_Struct, frozen=True, kw_only=True):
     """What requests show of the past otherwise than it was; entries are meant by their place."""
 
@@ -224,7 +215,7 @@ class Run(_Struct, frozen=True, kw_only=True):
     """Whether the last request showed no tools."""
     size: int = 0
     """Bytes of instructions, tools and everything that is retained of the past, as they were estimated."""
-    entries: Growing[Entry] = msgspec.field(default_factory=Growing)
+    entries: Entries = msgspec.field(default_factory=Entries)
     past: Past = Past()
     spent: Spent = Spent()
     streaming: Streaming | None = None

@@ -1,58 +1,131 @@
-"""Replay and audit of runs in a store: the pure functions, fed from the log.
+"""Replay and audit of runs in a store or in an exported file: the pure functions, fed from where the records are.
 
 With an agent its code is consulted again, and what it says is compared with what it said then; no tool runs, no model is asked, no clock is read.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Record, Unreadable, read_line
+from refold.events.codec import Record, Unreadable, read, read_line
 from refold.events.lineage import history
-from refold.events.storage import PayloadMissing
-from refold.events.words import RunId
+from refold.events.payloads import Load
+from refold.events.words import Digest, RunId
 from refold.fsm import audit as audits
 from refold.fsm.compaction import choosable
 from refold.fsm.machine import Illegal, empty, step
-from refold.fsm.replay import Ask, Derived, Divergence, Stored, replay_rows
+from refold.fsm.otherwise import Verdict
+from refold.fsm.replay import Ask, Divergence, Stored, replay_rows
+from refold.fsm.whatif import Change, WhatIf, cut_short, what_if
 from refold.projections.evidence import cited
 from refold.projections.run import Run
 from refold.projections.transcript import Transcript
-from refold.runtime import compacting, selecting
+from refold.runtime import compacting, selecting, settings
 from refold.runtime.agent import Agent
 from refold.runtime.consults import Consults
 from refold.runtime.forking import Elsewhere
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.show import inherited_if_there
 from refold.runtime.store import Store
+from refold.runtime.transfer import Export
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for one run. `records` is the log as it was derived."""
+    """The outcome for one run. `records` is the log as it was derived, `what_if` what would have been decided otherwise where something was changed."""
 
     run_id: str
     events: int
     divergence: Divergence | None
     records: tuple[Record, ...]
+    what_if: WhatIf | None = None
 
     @property
     def identical(self) -> bool:
         return self.divergence is None
 
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What would have been decided otherwise; nothing where nothing was changed."""
+        return self.what_if.changes if self.what_if is not None else ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the changes come to."""
+        return self.what_if.verdict if self.what_if is not None else "unaffected"
+
     def as_json(self) -> dict[str, Any]:
         """The documented shape."""
         divergence = msgspec.to_builtins(self.divergence) if self.divergence is not None else None
-        return {"run_id": self.run_id, "events": self.events, "identical": self.identical, "divergence": divergence}
+        told = {"run_id": self.run_id, "events": self.events, "identical": self.identical, "divergence": divergence}
+        return told | (msgspec.to_builtins(self.what_if) if self.what_if is not None else {})
 
 
-def replay(store: Store, run_id: str, agent: Agent | None = None) -> Replayed:
-    """Derive a run again from its input facts and compare. Raises UnknownRun, StoreUnavailable, UnsupportedEngine."""
-    again = asking_again(store, run_id, agent) if agent is not None else None
-    derived: Derived = replay_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True), again)
-    return Replayed(run_id=run_id, events=derived.events, divergence=derived.divergence, records=derived.records)
+@dataclass(frozen=True)
+class Recording:
+    """A run as it is recorded somewhere: its rows, as often as they are wanted, the payloads, and what a continuation goes on from."""
+
+    run_id: str
+    rows: Callable[[], Iterable[Stored]]
+    load: Load
+    inherited: Callable[[f.Fact], Transcript]
+    elsewhere: Callable[[str], Callable[[Digest], str]] = lambda _: lambda _: ""
+    """Where runs that a fork inherits from did later what it may not repeat unasked, in words, by signature."""
+    damage: tuple[int, str] | None = None
+    """What is wrong beside the rows, and where."""
+
+
+def in_store(store: Store, run_id: str) -> Recording:
+    """A run of a store. Raises UnknownRun."""
+    if store.log.head(run_id) is None:
+        raise UnknownRun(f"there is no run {run_id} in this store")
+    return Recording(
+        run_id,
+        lambda: stored_rows(store, run_id),
+        loader(store.log, run_id, many=True),
+        lambda begun: inherited_if_there(store, begun),
+        lambda fork: Elsewhere(store.log, fork).performed,
+    )
+
+
+def in_file(export: Export) -> Recording:
+    """A run of an exported file, however damaged. What a continuation goes on from, and what a fork's parents did later, is elsewhere."""
+    damage = export.damage if export.rows else (1, "the file holds no record of a run")
+    return Recording(export.run_id or export.name, lambda: export.rows, export.load, not_there, damage=damage)
+
+
+def not_there(begun: f.Fact) -> Transcript:
+    """What a continuation begins with, where its parent is not at hand."""
+    return Transcript([()] * max(1, len(begun.shown))) if isinstance(begun, f.RunContinued) else Transcript()
+
+
+def replay(store: Store, run_id: str, agent: Agent | None = None, changes: Mapping[str, Any] | None = None) -> Replayed:
+    """Derive a run again from its input facts and compare.
+
+    With `changes`, such as `{"budgets.max_turns": 3}`, or an agent it is also told what would have been decided otherwise; then only a replay without changes asks the
+    agent for the divergence. Raises UnknownRun, StoreUnavailable, UnsupportedEngine, WrongSetting.
+    """
+    return replayed(in_store(store, run_id), agent, settings.checked(changes) if changes is not None else None)
+
+
+def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[str, Any] | None = None) -> Replayed:
+    """The same of a run wherever it is recorded, with settings that were checked. Raises StoreUnavailable, UnsupportedEngine."""
+    run_id, load = recording.run_id, recording.load
+
+    def ask() -> Ask | None:
+        return asking_again(recording, agent) if agent is not None else None
+
+    derived = replay_rows(run_id, recording.rows(), load, ask() if changes is None else None)
+    divergence, damage = derived.divergence, recording.damage
+    if damage is not None and (divergence is None or divergence.position > damage[0]):
+        divergence = Divergence(position=damage[0], field="bytes", recorded=damage[1], derived=None, cause="environment: the file is damaged")
+    told = what_if(run_id, recording.rows(), load, changes or {}, ask()) if changes is not None or agent is not None else None
+    if told is not None and damage is not None:
+        told = cut_short(told, damage[0] - 1, damage[1])
+    return Replayed(run_id=run_id, events=derived.events, divergence=divergence, records=derived.records, what_if=told)
 
 
 def audit(store: Store, run_id: str) -> audits.Audit:
@@ -87,33 +160,34 @@ def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
     return ((row.position, row.state) for row in history(store.log, run_id))
 
 
-def asking_again(store: Store, run_id: str, agent: Agent) -> Ask:
+def asking_again(recording: Recording, agent: Agent) -> Ask:
     """The inputs of a batch with the verdicts that the agent's code gives today, and what ours makes of what was said."""
-    said = _said(store, run_id)
+    said = _said(recording)
     next(said)
-    earlier: dict[str, Elsewhere] = {}
+    earlier: dict[str, Callable[[Digest], str]] = {}
 
     def ask(run: Run, given: Sequence[f.Input]) -> Sequence[f.Input]:
         transcript = said.send(run.position)
         consults = agent.consults(run.setup)
         if run.forked_from is not None:
-            consults = consults.of_fork(earlier.setdefault(run.id, Elsewhere(store.log, run.id)).performed)
+            consults = consults.of_fork(earlier.setdefault(run.id, recording.elsewhere(run.id)))
         return [_again(agent, consults, run, transcript, fact, given) for fact in given]
 
     return ask
 
 
-def _said(store: Store, run_id: str) -> Generator[Transcript, int, None]:
+def _said(recording: Recording) -> Generator[Transcript, int, None]:
     """What was said up to the positions that are sent, in ascending order; a log that cannot be followed says no more, and the replay says why."""
-    run, transcript = empty(RunId(run_id)), Transcript()
+    run, transcript = empty(RunId(recording.run_id)), Transcript()
     upto = yield transcript
-    with suppress(Illegal, Unreadable, PayloadMissing):
-        for record in store.read(run_id):
-            while record.position > upto:
+    with suppress(Illegal, Unreadable, LookupError):
+        for position, stored in recording.rows():
+            while position > upto:
                 upto = yield transcript
+            record = read(stored, recording.load)
             before, run = run, step(run, record)
             if isinstance(record.fact, f.RunContinued):
-                transcript = inherited_if_there(store, record.fact)
+                transcript = recording.inherited(record.fact)
             transcript.take(before, record.fact, run)
     while True:
         yield transcript
@@ -125,14 +199,16 @@ def _again(agent: Agent, consults: Consults, run: Run, transcript: Transcript, f
             return selecting.choice(run, transcript, choosable(run), *consults.context_builder)
         case f.ContextCompacted() if run.past.asked is not None and run.past.asked.author == "extractive":
             return compacting.extracted(run.past.asked, run, transcript)
-        case f.RunStarted():
+        case f.RunStarted() | f.RunContinued():
             return msgspec.structs.replace(fact, setup=_declared(agent, fact.setup))
         case f.CallsChecked():
             output = next(made for made in given if isinstance(made, f.ToolCallsRequested))
-            return consults.calls(output)
+            checked: f.CallsChecked = consults.redaction.verdict(consults.calls(output))
+            return checked
         case f.AnswerChecked():
             claim = next(made for made in given if isinstance(made, f.FinalProposed))
-            return consults.answer(run, claim, cited(run, claim))
+            judged: f.AnswerChecked = consults.redaction.verdict(consults.answer(run, claim, cited(run, claim)))
+            return judged
         case _:
             return fact
 

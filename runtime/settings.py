@@ -3,7 +3,7 @@
 The fields live once, in `events/settings.py`; here are their bounds, and the reading of `--set KEY=VALUE`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -118,24 +118,59 @@ def apply(
     values: dict[str, dict[str, Any]] = {"budgets": asdict(budgets), "policy": asdict(policy), "context": asdict(context or recorded.Context())}
     model: dict[str, Any] = {}
     for assignment in assignments:
-        key, mark, text = assignment.partition("=")
-        section, _, field = key.strip().partition(".")
-        if not mark or not field:
-            raise WrongSetting(f"--set {assignment}: write it as SECTION.FIELD=VALUE, such as budgets.max_turns=6")
+        section, field, text = _assigned(assignment)
         if section == "model":
             model[field] = _value(text)
-        elif section not in SECTIONS or field not in values[section]:
-            raise WrongSetting(f"--set {key}: there is no such setting{_nearest(section, field)}")
         else:
-            values[section][field] = _checked(section, field, text)
+            values[section][field] = _checked(section, field, _written(field, text), text)
     return Budgets(**values["budgets"]), Policy(**values["policy"]), Context(**values["context"]), model
 
 
-def _checked(section: str, field: str, text: str) -> Any:
-    """One value as its field takes it: `none` lifts a limit, commas make a sequence, `true` and `false` are what they say."""
+def changes_of(assignments: Iterable[str]) -> dict[str, Any]:
+    """Settings by path, such as `budgets.max_turns`, from `section.field=value`; those of the model are none that a recording can be asked about. Raises WrongSetting."""
+    parts = [_assigned(assignment) for assignment in assignments]
+    return checked({f"{section}.{field}": _written(field, text) for section, field, text in parts})
+
+
+def checked(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by path, each as its field takes it. Raises WrongSetting."""
+    made: dict[str, Any] = {}
+    for path, value in changes.items():
+        section, field = _known(path)
+        if section == "model":
+            raise WrongSetting(
+                f"--set {path}: no recording tells what a model would say under other settings; ask it with: refold fork RUN --at N --set {path}=..."
+            )
+        made[path] = _checked(section, field, value, "none" if value is None else str(value))
+    return made
+
+
+def _assigned(assignment: str) -> tuple[str, str, str]:
+    """Section, field and value of `section.field=value`. Raises WrongSetting."""
+    key, mark, text = assignment.partition("=")
+    if not mark or not key.strip().partition(".")[2]:
+        raise WrongSetting(f"--set {assignment}: write it as SECTION.FIELD=VALUE, such as budgets.max_turns=6")
+    return *_known(key.strip()), text
+
+
+def _known(path: str) -> tuple[str, str]:
+    """Section and field of a setting that there is; those of a model are free. Raises WrongSetting."""
+    section, _, field = path.partition(".")
+    if section != "model" and (section not in SECTIONS or field not in (item.name for item in fields(SECTIONS[section]))):
+        raise WrongSetting(f"--set {path}: there is no such setting{_nearest(section, field)}")
+    return section, field
+
+
+def _written(field: str, text: str) -> Any:
+    """A value as it is typed: `none` lifts a limit, commas make a sequence, `true` and `false` are what they say."""
     value: Any = None if text.strip().lower() in ("none", "null", "") else text.strip()
     if field == "cycle_lengths" and isinstance(value, str):
-        value = tuple(part.strip() for part in value.strip("[]()").split(",") if part.strip())
+        return tuple(part.strip() for part in value.strip("[]()").split(",") if part.strip())
+    return value
+
+
+def _checked(section: str, field: str, value: Any, text: str) -> Any:
+    """One value as its field takes it."""
     try:
         made: Any = TypeAdapter(SECTIONS[section]).validate_python({field: value})
     except ValidationError as error:

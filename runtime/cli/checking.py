@@ -1,60 +1,23 @@
-"""`replay`, `audit`, `export`, `import`: what can be proved about runs, here and elsewhere."""
+"""`audit`, `export`, `import`: what can be proved about runs, here and elsewhere."""
 
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from refold.events.codec import read_line
 from refold.events.storage import StoreMissing
 from refold.runtime import replay as proofs, transfer
-from refold.runtime.cli import lookup, options as o, output
+from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
+from refold.runtime.cli.naming import chosen, exported, is_file, some_named
 from refold.runtime.cli.render import Page, one_line, thousands
 from refold.runtime.cli.stores import opened
-from refold.runtime.store import Store
-
-
-def replay(options: o.Replay) -> int:
-    """Derive runs again and compare."""
-    agent = lookup.agent_named(options.agent) if options.agent else None
-    some(options.runs, options.all, "replay")
-    try:
-        with opened(options) as store:
-            found = [proofs.replay(store, run_id, agent) for run_id in chosen(store, options.runs, options.all)]
-    except StoreMissing:
-        if not options.all:
-            raise
-        found = []
-    if options.json:
-        output.document([one.as_json() for one in found])
-    else:
-        page = Page()
-        for one in found:
-            for line in _replayed(one, page):
-                output.line(line)
-    return COMPLETED if all(one.identical for one in found) else FOUND
-
-
-def _replayed(replayed: proofs.Replayed, page: Page) -> list[str]:
-    head = f"run {replayed.run_id}"
-    if replayed.divergence is None:
-        return [f"{head}  {page.paint('identical', 'green')}  {thousands(replayed.events)} records"]
-    told = replayed.as_json()["divergence"]
-    lines = [f"{head}  {page.paint('diverges', 'red')} at position {told['position']}" + (f", in {told['field']}" if told.get("field") else "")]
-    for name in ("recorded", "derived", "cause"):
-        if told.get(name) not in (None, ""):
-            lines += page.paragraphs(f"{name}: {one_line(str(told[name]), 400)}", "    ")
-    return lines
-
 
 # -- audit and verify
 
 
 def audit(options: o.Audit) -> int:
     """Check runs of the store, or exported files, against every invariant."""
-    some(options.runs, options.all, "audit")
-    files = [name for name in options.runs if name == "-" or is_file(name)]
+    some_named(options.runs, options.all, "audit")
+    files = [name for name in options.runs if is_file(name)]
     runs = [name for name in options.runs if name not in files]
     found: list[dict[str, Any]] = []
     if runs or options.all:
@@ -135,26 +98,3 @@ def import_(options: o.Import) -> int:
         for name, known in zip(names, there, strict=True):
             output.line(f"run {name} is already there" if known else f"imported run {name}")
     return COMPLETED
-
-
-def exported(name: str) -> transfer.Export:
-    """A file taken apart. Raises Refused where it cannot be read or is something else altogether."""
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise Refused(f"the file {name} cannot be read ({error.strerror})") from None
-    return transfer.parse(data, "standard input" if name == "-" else name)
-
-
-def is_file(name: str) -> bool:
-    """Whether a word is an exported file and not a run: ids have no slash, and files that are looked for have a suffix or are there."""
-    return "/" in name or name.endswith(".jsonl") or Path(name).is_file()
-
-
-def chosen(store: Store, names: Sequence[str], every: bool) -> list[str]:
-    return list(dict.fromkeys([*(store.find(name) for name in names), *(store.runs() if every else ())]))
-
-
-def some(names: Sequence[str], every: bool, command: str) -> None:
-    if not names and not every:
-        raise Refused(f"refold {command} needs a RUN, or --all for every run of the store")

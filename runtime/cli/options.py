@@ -14,6 +14,7 @@ from refold.runtime.cli.parsing import argument, option, switch, whole_number
 DEFAULT_STORE: Final = "sqlite:///.refold/log.db"
 NAMED: Final = "a run's id, the beginning of one, or last"
 OUTPUT, AGENT, LIMITS, PEOPLE, VERDICT = "Output and store", "What runs", "Limits", "Humans and interruptions", "What became of it (exactly one)"
+OTHERWISE: Final = "What would have been otherwise"
 
 
 def _counted(text: str) -> int:
@@ -245,9 +246,22 @@ class Cancel(Commanding):
 class Replay(Common):
     """refold replay"""
 
-    runs: tuple[str, ...] = argument("RUN", "the runs to derive again", many=True, optional=True)
+    runs: tuple[str, ...] = argument("RUN|FILE", "the runs, or exported files, to derive again; - is standard input", many=True, optional=True)
     all: bool = switch("--all", "every run of the store")
-    agent: str | None = option("--agent", "MODULE:NAME", "ask this agent's schemas, rules and validators again")
+    settings: tuple[str, ...] = option(
+        "--set", "KEY=VALUE", "what would have been decided otherwise under this setting, such as budgets.max_turns=3", group=OTHERWISE, many=True
+    )
+    agent: str | None = option("--agent", "MODULE:NAME", "ask this agent's schemas, rules and validators again", group=OTHERWISE)
+    expect_identical: bool = switch("--expect-identical", "exit code 1 where anything would have been decided otherwise", group=OTHERWISE)
+    jobs: int | None = option("--jobs", "N", "processes at a time, for many runs (as many as there are CPUs)", read=_counted)
+
+
+@dataclass(kw_only=True)
+class Diff(Common):
+    """refold diff"""
+
+    left: str = argument("A", f"{NAMED}, or an exported file")
+    right: str = argument("B", "the run, or the file, to compare it with")
 
 
 @dataclass(kw_only=True)
@@ -349,7 +363,8 @@ COMMANDS: Final[dict[str, Command]] = {
     "say": Command(Say, "humans:say", "a message that the next turn shows", TALKING),
     "compact": Command(Compact, "humans:compact", "show older turns as a summary from the next turn on", TALKING),
     "doctor": Command(Doctor, "doctor:doctor", "what needs a person, and how large the store is", CHECKING),
-    "replay": Command(Replay, "checking:replay", "derive a run again from what the world said, and compare", CHECKING),
+    "diff": Command(Diff, "differing:diff", "compare two runs turn by turn", CHECKING),
+    "replay": Command(Replay, "replaying:replay", "derive runs again and compare, or say what would have been decided otherwise", CHECKING),
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),
     "certify": Command(Certify, "certifying:certify", "kill an agent's run at every step, resume it, and compare", CHECKING),
     "export": Command(Export, "checking:export", "a run as one JSON Lines file on stdout", CHECKING),

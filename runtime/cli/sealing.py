@@ -9,8 +9,8 @@ from refold.events.storage import PayloadMissing, StoreMissing
 from refold.fsm.machine import Illegal
 from refold.runtime import sealing, transfer
 from refold.runtime.cli import options as o, output
-from refold.runtime.cli.checking import chosen, exported, is_file, some
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
+from refold.runtime.cli.naming import chosen, exported, is_file, some_named
 from refold.runtime.cli.render import counted, one_line, thousands
 from refold.runtime.cli.stores import opened, typed
 from refold.runtime.store import Store
@@ -20,7 +20,7 @@ def seal(options: o.Seal) -> int:
     """Sign the heads of ended runs, or make the key to do it with."""
     if options.new_key is not None:
         return _new_key(options, options.new_key)
-    some(options.runs, options.all, "seal")
+    some_named(options.runs, options.all, "seal")
     if options.key is None:
         raise Refused("refold seal needs --key FILE, an Ed25519 key in PEM; make one with: refold seal --new-key FILE")
     key = sealing.Private(options.key)

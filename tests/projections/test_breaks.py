@@ -4,10 +4,10 @@ from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of
 from refold.events.settings import Budgets
 from refold.projections.breaks import between, breaks
-from refold.projections.growing import Growing
+from refold.projections.growing import Entries
 from refold.projections.messages import encode, tokens_of
 from refold.projections.prefix import chained, start
-from refold.projections.run import Entry, replace
+from refold.projections.run import replace
 from refold.projections.timeline import timeline
 from refold.testing.trajectory import Act, Trajectory
 
@@ -80,7 +80,7 @@ def test_a_message_that_is_another_is_named_by_its_place() -> None:
     entries = list(last.entries)
     entries[2] = replace(entries[2], digest=digest_of(b"something else"))
     prefix = chained(start(last.begun, bare=False), (entry.digest for entry in entries))
-    other = replace(last, entries=Growing[Entry]().add(*entries), prefix=prefix)
+    other = replace(last, entries=Entries(entries), prefix=prefix)
     # then that is where they part, and what the other showed up to there is not read again
     assert between(last, run.run) is None
     broken = between(other, run.run)

@@ -1,0 +1,201 @@
+"""When two decisions differ: by what the model, a tool or a human sees of them, and where live effects would have ended otherwise than they did.
+
+Apart from walking through a recording, because these are questions about two runs at one place: the one that was, and the one that would have been.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from refold.events import facts as f
+from refold.events.codec import Stamp
+from refold.events.words import Reason
+from refold.fsm import limits
+from refold.fsm.compaction import choosable, chooses
+from refold.projections import context
+from refold.projections.messages import encode, tokens_of
+from refold.projections.prefix import start
+from refold.projections.run import Call, Run
+from refold.projections.spending import said_in
+
+Verdict = Literal[
+    "unaffected",
+    "would stop earlier",
+    "would ask a human",
+    "would be rejected",
+    "would show the model something else",
+    "would go on",
+    "would act otherwise",
+    "cannot be told",
+]
+"""`would go on` where the recorded run, call or response ended, was refused or waited; `would act otherwise` where none of the others says it."""
+
+
+class Otherwise(NamedTuple):
+    """A difference: the field of the fact, both values, and what may have caused it: names of settings, the code of the reason, and words."""
+
+    verdict: Verdict
+    field: str
+    recorded: Any
+    derived: Any
+    settings: tuple[str, ...]
+    code: str
+    words: str = ""
+
+
+# -- what a decision means
+
+UNSEEN: Final[Mapping[type[f.Derived], frozenset[str]]] = {
+    f.ModelRequested: frozenset(("number", "digest", "max_output_tokens", "estimated_input_tokens", "delay_us")),
+    f.SummaryRequested: frozenset(("number", "estimated_input_tokens")),
+    f.RetryScheduled: frozenset(("delay_us", "because")),
+    f.DuplicateActionBlocked: frozenset(("times",)),
+    f.ApprovalRequested: frozenset(("digest", "because", "expires_at")),
+    f.ToolStarted: frozenset(("delay_us",)),
+    f.RunCompleted: frozenset(("answer_at", "detail")),
+    f.RunStopped: frozenset(("detail",)),
+    f.RunFailed: frozenset(("detail",)),
+    f.RunCancelled: frozenset(("detail",)),
+}
+"""Fields that are for the books alone: what they bring about shows where it does."""
+
+
+def differs(was: Run, now: Run, recorded: f.Fact, derived: f.Derived) -> str | None:
+    """The field by which a derived fact means something else than the recorded one, each behind its run; None where both mean the same."""
+    if type(recorded) is not type(derived):
+        return "type"
+    unseen = UNSEEN.get(type(derived), frozenset())
+    for name in derived.__struct_fields__:
+        if name not in unseen and getattr(recorded, name) != getattr(derived, name):
+            return name if name == "call" else f"data.{name}"
+    if isinstance(recorded, f.ModelRequested) and isinstance(derived, f.ModelRequested) and not _shows_the_same(was, now, recorded, derived):
+        return "data.digest"
+    return None
+
+
+def _shows_the_same(was: Run, now: Run, recorded: f.ModelRequested, derived: f.ModelRequested) -> bool:
+    """Whether two requests show the model the same. Under old rules a digest covers more than is shown, so that what is shown is looked at instead."""
+    if was.begun.answer_schema != now.begun.answer_schema:
+        return False
+    if was.rules.chains:
+        return recorded.digest == derived.digest
+    if was.state == "streaming_model":
+        return True
+    bare = recorded.wrap_up
+    return context.news(was) == context.news(now) and start(was.begun, bare=bare) == start(now.begun, bare=bare)
+
+
+# -- what the world would have said
+
+
+def chosen(was: Run, now: Run, fact: f.ContextChosen, *, asked: bool) -> Otherwise | None:
+    """A choice of older turns that our own builder would have made otherwise; one of the agent's code is known only when that is `asked`."""
+    if asked or was.begun.context_builder or (_choice(was) == _choice(now)):
+        return None
+    if not fact.left_out and _left_out(now) == 0:
+        return None
+    settings = ("relevant_turns", "keep_turns")
+    return Otherwise("would show the model something else", "data.left_out", list(fact.left_out), f"({_left_out(now)} turns)", settings, "context")
+
+
+def _choice(run: Run) -> tuple[bool, tuple[int, ...], int | None]:
+    """Between what a builder chooses, and how many turns it may show."""
+    return (True, choosable(run), run.context.relevant_turns) if run.context is not None and chooses(run) else (False, (), None)
+
+
+def _left_out(run: Run) -> int:
+    chooses_now, turns, most = _choice(run)
+    return max(0, len(turns) - most) if chooses_now and most is not None else 0
+
+
+def shows_everything(run: Run) -> bool:
+    """Whether our own builder, asked now, would leave out nothing."""
+    return not run.begun.context_builder and chooses(run) and _left_out(run) == 0
+
+
+def heard(was: Run, now: Run, fact: f.Input, stamp: Stamp) -> Otherwise | None:
+    """What the effect behind an input fact would have come to instead, told from the runs behind it."""
+    match fact:
+        case f.UsageUpdated() | f.StreamCheckpointed():
+            return _cut(was, now, stamp, ("max_tokens", "max_cost_usd"))
+        case f.FinalProposed() if (cut := _cut(was, now, stamp, ("timeout_s", "deadline"))) is not None:
+            return cut
+        case f.ModelInterrupted(cause="limit", limit=limit) if limit in LIMITS:
+            spared = getattr(was.budgets, limit) != getattr(now.budgets, limit) and LIMITS[limit](now, stamp) is None
+            return Otherwise("would go on", "data.cause", "limit", None, (limit,), limit, "the response would not have been cut there") if spared else None
+        case f.FinalProposed() | f.ToolCallsRequested() | f.ModelInterrupted():
+            return _length(was, now, fact)
+        case f.ModelFailed():
+            return _silence(was, now, fact)
+        case f.ToolSucceeded() | f.ToolFailed():
+            return _outcome(was, now, fact)
+        case _:
+            return None
+
+
+LIMITS: Final = {"max_tokens": limits.spent_tokens, "max_cost_usd": limits.spent_cost, "timeout_s": limits.active_time, "deadline": limits.deadline}
+"""What a response is held against while it streams."""
+
+
+def _cut(was: Run, now: Run, stamp: Stamp, names: tuple[Reason, ...]) -> Otherwise | None:
+    """A stream that would have been cut by a limit, and the run stopped."""
+    for name in names:
+        exceeded = LIMITS[name](now, stamp)
+        if exceeded is not None and LIMITS[name](was, stamp) is None:
+            return Otherwise("would stop earlier", "type", None, "run_stopped", (name,), name, f"{exceeded.detail} while the model answers")
+    return None
+
+
+OUTPUT: Final = ("max_output_tokens", "max_tokens", "max_cost_usd", "window_tokens")
+"""What limits the output of a request."""
+
+
+def _length(was: Run, now: Run, output: f.ModelOutput) -> Otherwise | None:
+    """A response that another limit would have cut, or let go on."""
+    assert was.request is not None
+    assert now.request is not None
+    allowed, allows = was.request.max_output_tokens, now.request.max_output_tokens
+    written = output.usage.written if output.usage is not None and output.usage.written else tokens_of(said_in(output))
+    if allows < allowed and written > allows:
+        words = f"the response of {written} tokens would have been cut at {allows}"
+        return Otherwise("would be rejected", "data.stop_reason", output.stop_reason, "length", OUTPUT, "length", words)
+    if allows > allowed and output.stop_reason == "length":
+        words = f"the response was cut at its length, and could have had {allows} tokens instead of {allowed}"
+        return Otherwise("would go on", "data.stop_reason", "length", None, OUTPUT, "length", words)
+    return None
+
+
+def _silence(was: Run, now: Run, failed: f.ModelFailed) -> Otherwise | None:
+    """A model that was given up for its silence, and would have been waited for longer."""
+    if failed.error.type != "idle_timeout" or not _longer(was.policy.model_idle_timeout_s, now.policy.model_idle_timeout_s):
+        return None
+    return Otherwise(
+        "would go on", "data.error.type", "idle_timeout", None, ("model_idle_timeout_s",), "idle_timeout", "the model would have been waited for longer"
+    )
+
+
+def _outcome(was: Run, now: Run, fact: f.ToolSucceeded | f.ToolFailed) -> Otherwise | None:
+    """A call that would have been given up, or waited for; a result that would have been too large, or taken."""
+    before, after = _timeout(was.call(fact.call)), _timeout(now.call(fact.call))
+    shows: Verdict = "would show the model something else"
+    if isinstance(fact, f.ToolFailed) and fact.kind == "timeout":
+        words = "the call would have been waited for longer"
+        return Otherwise("would go on", "data.kind", "timeout", None, ("tool_timeout_s",), "timeout", words) if _longer(before, after) else None
+    if after is not None and _longer(after, before) and fact.elapsed_us > limits.micros(after):
+        words = f"the call took {fact.elapsed_us / 1_000_000:g} s and would have been given up after {after:g} s"
+        return Otherwise(shows, "type", fact.TAG, "tool_failed", ("tool_timeout_s",), "timeout", words)
+    allowed, allows = was.policy.max_result_bytes, now.policy.max_result_bytes
+    if isinstance(fact, f.ToolSucceeded) and allows < allowed and (size := len(encode(fact.result))) > allows:
+        words = f"the result has {size:,} bytes"
+        return Otherwise(shows, "type", fact.TAG, "tool_failed", ("max_result_bytes",), "invalid_result", words)
+    if isinstance(fact, f.ToolFailed) and fact.error == "TooLarge" and allows > allowed:
+        return Otherwise(shows, "data.error", "TooLarge", None, ("max_result_bytes",), "invalid_result", "a larger result would have been taken")
+    return None
+
+
+def _timeout(call: Call | None) -> int | float | None:
+    return call.check.timeout_s if call is not None and call.check is not None else None
+
+
+def _longer(before: float | None, after: float | None) -> bool:
+    """Whether the second time is the longer one; None is for ever."""
+    return before is not None and (after is None or after > before)

@@ -1,0 +1,395 @@
+"""What-if: a recorded run decided again under other settings, or by today's code of the agent, up to where the recording proves nothing more.
+
+Two runs go side by side, the one that was and the one that would have been. What is derived is compared by what it means to the model, a tool or a human, not by bytes;
+where a human would have been asked it is assumed that they allowed it. At the first decision that anybody else would have seen, the evidence ends.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+
+from refold.events import facts as f, money
+from refold.events.codec import Record, Stamp
+from refold.events.payloads import Load
+from refold.events.words import CallId, RunId
+from refold.fsm import otherwise, reasons
+from refold.fsm.decide import follow, from_outside
+from refold.fsm.effects import ChooseContext, pending
+from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
+from refold.fsm.otherwise import Otherwise, Verdict
+from refold.fsm.replay import Ask, Broken, Divergence, Stored, batches
+from refold.projections import forking
+from refold.projections.run import Run, replace
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision that would have been another, at a position of the recorded run: `field` is `type` where another fact follows, or a path in its data.
+
+    `because` names the setting or the code of the agent, the code of the reason in brackets, and what it says.
+    """
+
+    position: int
+    turn: int
+    call_id: CallId | None
+    field: str
+    recorded: Any
+    derived: Any
+    because: str
+    verdict: Verdict
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What the recorded run used beyond the place where the other one ends; USD, exact."""
+
+    turns: int
+    tokens: int
+    cost_usd: str
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """What would have been decided otherwise; `verdict` is that of the first change.
+
+    `horizon` is the position after which the recording proves nothing more (None where all of it counts), `evidence` the same in words, and `assumed` what it leans on.
+    `saved` is given where the run is proved to end earlier.
+    """
+
+    verdict: Verdict
+    changes: tuple[Change, ...] = ()
+    horizon: int | None = None
+    evidence: str
+    assumed: tuple[str, ...] = ()
+    saved: Saved | None = None
+
+
+class Parted(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the evidence ends: the decisions that are others, and what was spent where the run ends there. `last_turn` where it ends with the turn that begins there."""
+
+    changes: tuple[Change, ...]
+    ended: Run | None = None
+    last_turn: bool = False
+
+
+class Pair:
+    """The run that was and the one that would have been, side by side."""
+
+    def __init__(self, run_id: str, settings: reasons.Settings, ask: Ask | None) -> None:
+        self.was = self.now = empty(RunId(run_id))
+        self.settings, self.ask = settings, ask
+        self.changed: tuple[reasons.Setting, ...] = ()
+        """The settings that are others than the run had."""
+        self.declared = self.told = ""
+        """What the agent's code says otherwise: of itself, and of the batch at hand."""
+        self.unasked: set[CallId] = set()
+        """Calls about which a human was asked, and would not be."""
+        self.assumed: dict[str, None] = {}
+
+    def take(self, record: Record) -> None:
+        """One more record of the run that was. Raises Illegal where it has no place."""
+        self.was = step(self.was, record)
+
+    def change(self, record: Record | None, found: Otherwise, call: CallId | None = None) -> Change:
+        """A difference at a record; None is the place behind the last one of its batch."""
+        words = reasons.blamed(found.settings, self.changed, self.told or self.declared)
+        return Change(
+            position=record.position if record is not None else self.was.position + 1,
+            turn=record.turn if record is not None else self.was.turn,
+            call_id=call or (record.call if record is not None else None),
+            field=found.field,
+            recorded=found.recorded,
+            derived=found.derived,
+            because=f"{words} ({found.code})" + (f": {found.words}" if found.words else ""),
+            verdict=found.verdict,
+        )
+
+
+def what_if(run_id: str, rows: Iterable[Stored], load: Load, settings: reasons.Settings, ask: Ask | None = None) -> WhatIf:
+    """Decide a run again under other settings, and with the verdicts that `ask` gives. Raises UnsupportedEngine."""
+    pair = Pair(run_id, settings, ask)
+    changes: list[Change] = []
+    stored = batches(rows, load)
+    try:
+        for batch, cut in stored:
+            for found in _batch(pair, batch, cut=cut):
+                if isinstance(found, Parted):
+                    behind = (record for record in batch if record.position > pair.was.position)
+                    return _parted(pair, changes, found, chain(behind, chain.from_iterable(batch for batch, _ in stored)))
+                changes.append(found)
+        if not pair.was.position:
+            raise _missing(1)
+    except (Broken, Illegal) as error:
+        told = _result(pair, changes, WHOLE, "unaffected")
+        return cut_short(told, pair.was.position, error.divergence.cause.partition(": ")[2] if isinstance(error, Broken) else str(error))
+    return _result(pair, changes, WHOLE, "unaffected")
+
+
+WHOLE: Final = "the whole recording"
+
+
+def cut_short(told: WhatIf, position: int, why: str) -> WhatIf:
+    """The same of a recording that cannot be followed beyond a position."""
+    if told.horizon is not None and told.horizon <= position:
+        return told
+    verdict = told.verdict if told.changes else "cannot be told"
+    return replace(told, verdict=verdict, horizon=position, evidence=f"up to position {position}: the recording cannot be followed any further ({why})")
+
+
+def _result(pair: Pair, changes: Sequence[Change], evidence: str, otherwise_: Verdict, *, horizon: int | None = None, saved: Saved | None = None) -> WhatIf:
+    verdict = changes[0].verdict if changes else otherwise_
+    return WhatIf(verdict=verdict, changes=tuple(changes), horizon=horizon, evidence=evidence, assumed=tuple(pair.assumed), saved=saved)
+
+
+def _parted(pair: Pair, before: Sequence[Change], parted: Parted, rest: Iterable[Record]) -> WhatIf:
+    """The result where the evidence ends. The rest of the recording only says what was used behind that."""
+    first, ended = parted.changes[0], parted.ended
+    for record in _followed(pair, rest):
+        anew = isinstance(record.fact, f.ModelRequested) and record.source != "streaming_model" and record.position > first.position
+        if ended is None and parted.last_turn and anew:
+            ended = pair.was  # the last turn is counted as it was recorded
+    if parted.last_turn and ended is not None:
+        first = replace(first, verdict="would stop earlier")
+        pair.assumed |= {"the last turn would have used what it used when it was recorded": None}
+    changes = (*before, first, *parted.changes[1:])
+    saved = _saved(ended, pair.was) if ended is not None and changes[0].verdict == "would stop earlier" else None
+    why = "there the run ends" if parted.ended is not None else BEYOND[first.verdict]
+    evidence = f"up to position {first.position}: {why}, and the recording proves nothing more"
+    return _result(pair, changes, evidence, first.verdict, horizon=first.position, saved=saved)
+
+
+def _followed(pair: Pair, records: Iterable[Record]) -> Iterator[Record]:
+    """Take the records of the run that was, each after it is given, up to where it cannot be followed."""
+    with suppress(Broken, Illegal):
+        for record in records:
+            yield record
+            pair.take(record)
+
+
+def _saved(ended: Run, was: Run) -> Saved:
+    return Saved(turns=was.turn - ended.turn, tokens=was.spent.tokens - ended.spent.tokens, cost_usd=money.subtract(was.spent.cost_usd, ended.spent.cost_usd))
+
+
+BEYOND: Final[Mapping[Verdict, str]] = {
+    "would stop earlier": "the turn that begins there is the last",
+    "would ask a human": "what a human would say is not known",
+    "would be rejected": "from there on the model sees that",
+    "would show the model something else": "from there on the model sees something else",
+    "would go on": "what comes of that is not recorded",
+    "would act otherwise": "what comes of that is not recorded",
+}
+"""Why the evidence ends, by what would have happened."""
+
+
+# -- one batch
+
+
+def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Change | Parted]:
+    """What would have been decided otherwise in one batch; both runs are behind it then, unless they parted. `cut` where a fork begins within it. Raises Broken, Illegal."""
+    first = recorded[0]
+    for position, record in enumerate(recorded, pair.was.position + 1):
+        if record.position != position:
+            raise _missing(position)
+    cursor = Cursor(replace(pair.now, id=first.run), Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
+    heard = [record for record in recorded if record.fact.INPUT]
+    given: list[f.Input] = [record.fact for record in heard]  # type: ignore[misc]  # INPUT tells the unions apart
+    asked = pair.ask(pair.now, given) if pair.ask is not None else given
+    pair.told = ""
+    for record, today in zip(heard, asked, strict=True):
+        yield from _input(pair, cursor, record, today)
+    if not all(map(from_outside, given)):
+        yield from _derived(pair, cursor, recorded[len(heard) :], cut=cut)
+    pair.now = replace(cursor.run, head=recorded[-1].digest)
+
+
+def _missing(position: int) -> Broken:
+    return Broken(Divergence(position=position, field="type", recorded=None, derived=None, cause=f"environment: position {position} is missing"))
+
+
+def _input(pair: Pair, cursor: Cursor, record: Record, today: f.Input) -> Iterator[Change | Parted]:
+    """One input fact, as it would have been heard."""
+    pair.told = reasons.said_otherwise(record.fact, today) or pair.told  # type: ignore[arg-type]  # it is an input
+    fact = _laid_over(pair, cursor.run, today)
+    if isinstance(fact, f.ContextChosen):
+        found = otherwise.chosen(pair.was, cursor.run, fact, asked=pair.ask is not None)
+        if found is not None:
+            yield Parted(changes=(pair.change(record, found),))
+    if isinstance(fact, f.CallsChecked) and isinstance(record.fact, f.CallsChecked):
+        yield from _other_arguments(pair, record, record.fact, fact)
+        fact = f.CallsChecked(checks=tuple([_as_asked(old, new) for old, new in zip(record.fact.checks, fact.checks, strict=True)]))
+    try:
+        fire_compiled(cursor, fact)
+    except Illegal as illegal:
+        yield Parted(changes=(pair.change(record, Otherwise("would act otherwise", "type", record.type, None, (), "illegal", str(illegal))),))
+    pair.take(record)
+    found = otherwise.heard(pair.was, cursor.run, fact, cursor.stamp)
+    if found is not None:
+        ended = cursor.run if found.verdict == "would stop earlier" else None
+        yield Parted(changes=(pair.change(record, found._replace(recorded=found.recorded or record.type)),), ended=ended)
+    yield from _refused_unasked(pair, record)
+
+
+def _refused_unasked(pair: Pair, record: Record) -> Iterator[Parted]:
+    """A human's no, or other arguments, for a call about which nobody would have been asked."""
+    if isinstance(record.fact, f.ApprovalDenied | f.CallSuperseded | f.ApprovalExpired) and record.call in pair.unasked:
+        yield Parted(changes=(pair.change(record, Otherwise("would go on", "type", record.type, None, (), "approval", "nobody would have been asked")),))
+
+
+def _laid_over(pair: Pair, now: Run, fact: f.Input) -> f.Input:
+    """An input fact under the other settings."""
+    match fact:
+        case f.RunStarted() | f.RunContinued():
+            pair.changed, pair.declared = reasons.changed(fact.setup, pair.settings), pair.told
+            setup = reasons.laid_over(fact.setup, pair.settings)
+            pair.assumed |= dict.fromkeys(reasons.assumptions(fact.setup, setup, pair.changed))
+            return replace(fact, setup=setup)
+        case f.RunForked():
+            pair.changed = reasons.changed(forking.changed(pair.was.begun, fact.changes), pair.settings)
+            return reasons.forked(fact, pair.settings)
+        case f.CallsChecked() if now.open is not None:
+            names = {call.id: call.name for call in now.calls}
+            return f.CallsChecked(checks=tuple(reasons.check_under(check, names.get(check.call, ""), now.begun, pair.changed) for check in fact.checks))
+        case f.CallSuperseded() if (call := now.call(fact.call)) is not None:
+            return replace(fact, check=reasons.check_under(fact.check, call.name, now.begun, pair.changed))
+        case _:
+            return fact
+
+
+def _other_arguments(pair: Pair, record: Record, was: f.CallsChecked, now: f.CallsChecked) -> Iterator[Change | Parted]:
+    """Calls whose handler would be given something else, and those about which nobody would be asked."""
+    for number, (old, new) in enumerate(zip(was.checks, now.checks, strict=True)):
+        if old.kind != "success" or new.kind != "success":
+            continue  # what follows from that is compared
+        if old.arguments != new.arguments:
+            found = Otherwise("would act otherwise", f"data.checks[{number}].arguments", old.arguments, new.arguments, (), "arguments")
+            yield Parted(changes=(pair.change(record, found, old.call),))
+        if old.approval and not new.approval:
+            pair.unasked.add(old.call)
+            found = Otherwise("would go on", f"data.checks[{number}].approval", True, False, (), "approval", "nobody would have been asked")
+            yield pair.change(record, found, old.call)
+
+
+def _as_asked(old: f.Check, new: f.Check) -> f.Check:
+    """A check under which a human is asked for what they were asked for, so that their word counts for it."""
+    if not old.approval or new.kind != "success":
+        return new
+    return replace(new, approval=True, approval_reason=old.approval_reason, digest=old.digest)
+
+
+# -- what follows
+
+
+def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], *, cut: bool) -> Iterator[Change | Parted]:
+    """What follows in both runs, fact by fact, up to where they part. Raises Broken where more must have followed."""
+    left = list(reversed(recorded))
+    while True:
+        record, follows = left[-1] if left else None, follow(cursor.run, cursor.stamp)
+        if record is None:
+            if follows is None or _waits_for_builder(pair.was):
+                return  # the same, or it goes on with what a builder chooses
+            if follow(pair.was, cursor.stamp) is not None:
+                if cut:
+                    return  # it goes on in a fork
+                raise _missing(pair.was.position + 1)
+        field = otherwise.differs(pair.was, cursor.run, record.fact, follows) if record is not None and follows is not None else "type"
+        if record is not None and follows is not None and field is None:
+            fire_compiled(cursor, follows)
+            pair.take(record)
+            left.pop()
+            yield from _refused_unasked(pair, record)
+        elif isinstance(follows, f.ApprovalRequested):
+            yield _asks(pair, cursor, record, follows)
+        elif follows is None and otherwise.shows_everything(cursor.run):
+            _aside(cursor, f.ContextChosen(builder="relevant"))
+        else:
+            yield _parts(pair, cursor, record, follows, field or "type")
+            return
+
+
+def _waits_for_builder(run: Run) -> bool:
+    return any(isinstance(effect, ChooseContext) for effect in pending(run))
+
+
+def _asks(pair: Pair, cursor: Cursor, record: Record | None, asks: f.ApprovalRequested) -> Change:
+    """A human would be asked here, and is taken to have allowed it."""
+    call = cursor.run.call(asks.call)
+    assert call is not None
+    pair.assumed |= {f"a human would have allowed {call.name} ({call.id})": None}
+    _aside(cursor, asks, f.ApprovalGranted(call=asks.call, digest=asks.digest, who="nobody: this is assumed"))
+    found = Otherwise("would ask a human", "type", record.type if record is not None else None, asks.TAG, (), "approval", asks.because)
+    return pair.change(record, found, asks.call)
+
+
+def _aside(cursor: Cursor, *facts: f.Fact) -> None:
+    """Facts that the recorded run does not have, so that they take no position."""
+    position = cursor.run.position
+    for fact in facts:
+        fire_compiled(cursor, fact)
+    cursor.run = replace(cursor.run, position=position)
+
+
+def _parts(pair: Pair, cursor: Cursor, record: Record | None, follows: f.Derived | None, field: str) -> Parted:
+    """The place where both runs part, and the end of the one that would have been, where it comes to one at once."""
+    now, facts = cursor.run, list[f.Derived]()
+    derived = follows
+    while derived is not None:
+        facts.append(derived)
+        fire_compiled(cursor, derived)
+        derived = follow(cursor.run, cursor.stamp)
+    recorded = record.fact if record is not None else None
+    ending = cursor.run.ended
+    names, code, words = reasons.of_facts(facts, recorded)
+    old, new = _values(recorded, follows, field, now)
+    found = Otherwise(_verdict(recorded, follows, ending, now), field, old, new, names, code, words)
+    changes = [pair.change(record, found, getattr(follows, "call", None) if found.verdict != "would go on" else None)]
+    if ending is not None and ending is not follows:
+        changes.append(replace(changes[0], position=cursor.run.position, call_id=None, field="type", recorded=None, derived=ending.TAG))
+    return Parted(changes=tuple(changes), ended=cursor.run if ending is not None else None, last_turn=_is_last_turn(now, follows))
+
+
+def _values(recorded: f.Fact | None, derived: f.Fact | None, field: str, now: Run) -> tuple[Any, Any]:
+    """What a change shows of both sides."""
+    if field == "type":
+        waits = "context_chosen" if _waits_for_builder(now) else "(waits for a human)"
+        return recorded.TAG if recorded is not None else "(waits)", derived.TAG if derived is not None else waits
+    name = field.removeprefix("data.")
+    return msgspec.to_builtins(getattr(recorded, name)), msgspec.to_builtins(getattr(derived, name))
+
+
+def _is_last_turn(now: Run, derived: f.Derived | None) -> bool:
+    """Whether a request is for the answer alone, and no other one can follow."""
+    most = now.budgets.max_turns
+    return isinstance(derived, f.ModelRequested) and derived.wrap_up and most is not None and now.turn + (now.state != "streaming_model") >= most
+
+
+REFUSALS: Final = (f.ToolRejected, f.DuplicateActionBlocked, f.ApprovalExpired, f.FinalRejected)
+GIVEN_UP: Final = (*REFUSALS, *reasons.ENDINGS, f.ToolClosed, f.ModelErrorObserved)
+CONTEXT: Final = (f.ModelRequested, f.SummaryRequested)
+
+
+def _verdict(recorded: f.Fact | None, derived: f.Derived | None, ending: f.Ending | None, now: Run) -> Verdict:
+    """What a difference comes to."""
+    if ending is not None and not isinstance(recorded, reasons.ENDINGS):
+        return "would stop earlier"
+    if derived is None:
+        return "would show the model something else" if _waits_for_builder(now) else "would ask a human"
+    if isinstance(recorded, REFUSALS) and isinstance(derived, REFUSALS) and (before := _earlier(recorded, derived, now)) is not None:
+        return "would be rejected" if before is derived else "would go on"
+    if type(recorded) is type(derived):
+        return "would show the model something else" if not isinstance(derived, (*reasons.ENDINGS, f.ToolStarted)) else "would act otherwise"
+    if isinstance(derived, REFUSALS) and not isinstance(recorded, (*REFUSALS, f.RunStopped, f.RunFailed)):
+        return "would be rejected"
+    if (recorded is None or isinstance(recorded, GIVEN_UP)) and ending is None:
+        return "would go on"
+    if isinstance(derived, (*CONTEXT, *REFUSALS, f.ToolClosed)) or isinstance(recorded, CONTEXT):
+        return "would show the model something else"
+    return "would act otherwise"
+
+
+def _earlier(recorded: f.Fact, derived: f.Fact, now: Run) -> f.Fact | None:
+    """Which of two facts is about the earlier call; None where they are not about two."""
+    places = {call.id: place for place, call in enumerate(now.calls)}
+    old, new = (places.get(getattr(fact, "call", None) or CallId("")) for fact in (recorded, derived))
+    if old is None or new is None or old == new:
+        return None
+    return recorded if old < new else derived

@@ -1,0 +1,228 @@
+"""`replay` over runs, files and whole stores, by itself and under other settings."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from refold.runtime.cli import exits, replaying
+
+DONE = {"text": "All done.", "usage": {"input_tokens": 100, "output_tokens": 10}}
+LOOKS = [{"calls": [{"name": "look", "arguments": {"at": str(n)}}], "usage": {"input_tokens": 100, "output_tokens": 10}, "cost_usd": "0.01"} for n in range(3)]
+TURNS = "budgets.max_turns=2"
+
+
+@pytest.fixture
+def both(shell):
+    """A run of four turns and one of one."""
+    shell.run(*LOOKS, DONE, words=("--run-id", "long"))
+    shell.run(DONE, words=("--run-id", "short"))
+    return shell
+
+
+def exported(shell, run_id="long"):
+    return shell.write(f"{run_id}.jsonl", shell("export", run_id).out)
+
+
+def test_a_setting_is_told_at_its_position_with_what_it_saves_and_is_no_finding(both):
+    done = both("replay", "long", "--set", TURNS)
+    assert done.code == exits.COMPLETED
+    summary, *details = done.out.splitlines()
+    assert summary.startswith("run long  would stop earlier at position ")
+    assert summary.endswith("(saving 2 turns, 220 tokens, 0.01 USD)")
+    assert "budgets.max_turns=2 (was 12)" in details[0]
+    assert any(line.strip().startswith("evidence: up to position") for line in details)
+
+
+def test_the_json_says_the_same(both):
+    (told,) = both("replay", "long", "--set", TURNS, "--json").json
+    assert (told["run_id"], told["identical"], told["divergence"], told["verdict"]) == ("long", True, None, "would stop earlier")
+    assert told["saved"]["turns"] == 2
+    (change,) = told["changes"]
+    assert change.keys() >= {"position", "turn", "call_id", "field", "recorded", "derived", "because"}
+    assert told["horizon"] == change["position"]
+    (told,) = both("replay", "long", "--set", "budgets.max_turns=99", "--json").json
+    assert (told["verdict"], told["changes"], told["horizon"], told["saved"]) == ("unaffected", [], None, None)
+
+
+def test_many_runs_are_a_line_each_and_one_for_all(both):
+    lines = both("replay", "--all", "--set", TURNS).out.splitlines()
+    assert [line.split()[1] for line in lines[:-1]] == ["long", "short"]
+    assert lines[-1] == "2 runs: 1 would stop earlier (saving 2 turns, 220 tokens, 0.01 USD), 1 unaffected"
+    assert both("replay", "short", "long").out.splitlines()[-1] == "2 runs: 2 identical"
+
+
+def test_what_is_expected_to_be_identical_and_is_not_is_a_finding(both):
+    assert both("replay", "--all", "--set", TURNS, "--expect-identical").code == exits.FOUND
+    assert both("replay", "short", "--set", TURNS, "--expect-identical").code == exits.COMPLETED
+    assert both("replay", "--all", "--expect-identical").code == exits.COMPLETED
+
+
+def test_an_agent_of_today_is_compared_and_asked_what_it_would_have_decided(both):
+    both.write(
+        "today.py",
+        (both.folder / "crew.py").read_text().replace('@tool(effect="read")', 'print("this is no result")\n\n@tool(effect="read", approval="always")'),
+    )
+    done = both("replay", "long", "--agent", "today:agent", "--json")
+    (told,) = done.json
+    assert (done.code, told["identical"], told["verdict"]) == (exits.FOUND, False, "would ask a human")
+    assert [change["call_id"] for change in told["changes"]] == ["t1.1", "t2.1", "t3.1"]
+    # with a setting it is a what-if alone
+    done = both("replay", "long", "--agent", "today:agent", "--set", "budgets.max_turns=9", "--json")
+    (told,) = done.json
+    assert (done.code, told["identical"], len(told["changes"])) == (exits.COMPLETED, True, 3)
+    assert both("replay", "long", "--agent", "crew:agent").code == exits.COMPLETED
+
+
+def test_files_are_derived_without_store_and_code_also_from_standard_input(both):
+    name, told = exported(both), both("replay", "long", "--set", TURNS, "--json").json[0]
+    for words, stdin in (((name,), ""), (("-",), (both.folder / name).read_text())):
+        done = both("replay", *words, "--set", TURNS, "--json", "--store", "memory:", stdin=stdin)
+        assert done.json == [{**told, "file": words[0]}]
+    # runs and files may stand side by side
+    assert [one["run_id"] for one in both("replay", name, "short", "--json").json] == ["long", "short"]
+    assert both("replay", name, "--agent", "crew:agent").code == exits.COMPLETED
+
+
+def test_a_damaged_or_foreign_file_says_where_and_takes_nothing_from_the_others(both):
+    lines = (both.folder / exported(both)).read_text().splitlines(keepends=True)
+    record = json.loads(lines[0])
+    strange = json.dumps({**record, "data": {"goal": {"$payload": []}}}) + "\n"
+    record["data"]["setup"]["engine"] = 99
+    damaged = {
+        "cut": "".join(lines)[:-5],
+        "short": "".join(lines[:5]),
+        "without": "".join(lines[:9] + lines[10:]),
+        "foreign": "hello\n",
+        "nothing": "",
+        "noise": "\x00\xff\n{}\n[]\n",
+        "strange": strange,
+        "future": json.dumps(record) + "\n",
+        "lines": "\n".join(json.dumps({**json.loads(line), "data": {}}) for line in lines) + "\n",
+    }
+    names = [both.write(f"{name}.jsonl", text) for name, text in damaged.items()]
+    for words in ((), ("--set", TURNS)):
+        done = both("replay", *names, "long", *words, "--json")
+        assert done.err == ""
+        told = done.json
+        assert [one["identical"] for one in told] == [False] * len(names) + [True]
+        assert all(one["divergence"]["cause"].partition(":")[0] in ("environment", "code") for one in told[:-1])
+        assert all(("verdict" in one) == bool(words) for one in told)
+        assert both("replay", *names, "long", *words).out.splitlines()[-1].startswith(f"{len(names) + 1} runs: ")
+    # what is proved before the damage counts, and no more
+    assert {one["verdict"] for one in told[:-1]} == {"would stop earlier", "cannot be told"}
+    assert dict(zip(damaged, (one["verdict"] for one in told), strict=False))["nothing"] == "cannot be told"
+
+
+def _table(database):
+    """Where the records are, of any layout that the recorder may have."""
+    (table,) = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '%events%'")]
+    return table
+
+
+def test_a_run_of_the_store_that_was_tampered_with_is_told_with_the_others(both):
+    with sqlite3.connect(both.folder / ".refold" / "log.db") as database:
+        database.execute(f"UPDATE {_table(database)} SET state = ? WHERE originator_id = 'long' AND originator_version = 6", (b"{}",))
+    done = both("replay", "--all", "--set", TURNS, "--json")
+    assert [(one["run_id"], one["identical"], one["verdict"]) for one in done.json] == [("long", False, "cannot be told"), ("short", True, "unaffected")]
+
+
+def test_a_fork_is_asked_with_all_that_it_inherits_and_one_without_its_parent_is_a_finding(both):
+    # given a fork of the long run, and its export
+    at = next(line["position"] for line in map(json.loads, both("log", "long", "--json").out.splitlines()) if line["type"] == "tool_results_injected")
+    model = "script:" + both.write("other.json", json.dumps([*LOOKS, DONE]))
+    assert both("fork", "long", "--at", str(at), "--run-id", "child", "--agent", "crew:agent", "--model", model, "--no-input").code == exits.COMPLETED
+    (told,) = both("replay", "child", "--set", TURNS, "--json").json
+    assert (told["identical"], told["verdict"]) == (True, "would stop earlier")
+    assert told["events"] == json.loads(both("log", "child", "--json").out.splitlines()[-1])["position"]
+    name = exported(both, "child")
+    assert both("replay", name, "--set", TURNS, "--json").json == [{**told, "file": name}]
+    assert both("replay", "child", "--agent", "crew:agent").code == exits.COMPLETED
+    # when its parent is lost
+    with sqlite3.connect(both.folder / ".refold" / "log.db") as database:
+        database.execute(f"DELETE FROM {_table(database)} WHERE originator_id = 'long'")
+    # then that is said of it, and the others are told all the same
+    done = both("replay", "--all", "--set", TURNS, "--json")
+    assert {one["run_id"]: one["verdict"] for one in done.json} == {"short": "unaffected", "child": "cannot be told"}
+    assert "import it first" in done.json[-1]["divergence"]["cause"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--set", "budgets.max_turn=3"), "did you mean budgets.max_turns"),
+        (("--set", "budgets.max_turns"), "SECTION.FIELD=VALUE"),
+        (("--set", "budgets.max_turns=none=1"), "budgets.max_turns"),
+        (("--set", "model.temperature=1"), "fork"),
+        (("--jobs", "0"), "1 or more"),
+        (("--agent", "crew:nobody"), "nobody"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(both, words, says):
+    done = both("replay", "long", *words)
+    assert done.code == exits.USAGE
+    assert says in done.error
+
+
+# -- by several processes
+
+
+def test_several_processes_say_the_same_in_the_same_order(both):
+    words = ("replay", "--all", exported(both), "--set", TURNS, "--agent", "crew:agent", "--json")
+    assert both(*words, "--jobs", "2").out == both(*words, "--jobs", "1").out
+
+
+def test_many_records_are_worth_several_processes_and_few_are_not(both, monkeypatch):
+    asked = []
+    monkeypatch.setattr(replaying, "_by_others", lambda wanted, named, jobs: asked.append(jobs) or iter(()))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    both("replay", "--all")
+    assert asked == []
+    monkeypatch.setattr(replaying, "POOLED_MIN", 10)
+    both("replay", "--all")
+    both("replay", "--all", "--jobs", "9")
+    both("replay", "long")
+    assert asked == [2, 2]
+
+
+def test_what_is_wrong_in_another_process_is_one_line(both):
+    name = exported(both)
+    done = both("replay", name, "nothing.jsonl", "--jobs", "2")
+    assert done.code == exits.USAGE
+    assert "nothing.jsonl" in done.error
+
+
+KILLS = "import os, signal\nfrom crew import agent\nif __import__('multiprocessing').parent_process() is not None:\n    os.kill(os.getpid(), signal.{})\n"
+
+
+def test_a_process_that_dies_is_one_line(both):
+    both.write("deadly.py", KILLS.format("SIGKILL"))
+    done = both("replay", "--all", "--agent", "deadly:agent", "--jobs", "2")
+    assert done.code == exits.FAILED
+    assert "died" in done.error
+
+
+@pytest.mark.slow
+def test_an_interruption_ends_all_of_them_and_is_one_line(both):
+    # given a replay whose processes take for ever to begin, and say when they do
+    both.write(
+        "slow.py",
+        "import os, time\nfrom crew import agent\nif __import__('multiprocessing').parent_process() is not None:\n    os.write(2, b'began')\n    time.sleep(600)\n",
+    )
+    command = [sys.executable, "-P", "-m", "refold", "replay", "--all", "--agent", "slow:agent", "--jobs", "2"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REFOLD_")}
+    process = subprocess.Popen(
+        command, cwd=both.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.read(10) == b"beganbegan"
+    # when the terminal interrupts every process of the group
+    os.killpg(process.pid, signal.SIGINT)
+    # then all of them end: who reads their standard error comes to its end too
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == exits.INTERRUPTED
+    assert err.decode().splitlines() == ["refold: interrupted; nothing more was done"]
