@@ -126,18 +126,18 @@ TABLE: Final[tuple[Row, ...]] = tuple(
 class Illegal(Exception):
     """A fact that the machine has no row for, or whose structure does not fit: a bug, or a log that is none. Names state, trigger and what would be legal."""
 
-    def __init__(self, state: str, trigger: str, why: str = "") -> None:
+    def __init__(self, state: str, trigger: str, why: str = "", *, position: int = 0) -> None:
         legal = sorted(EDGES.get(state, {})) if state in EDGES else []
         super().__init__(f"{trigger} is not legal in {state}" + (f": {why}" if why else f"; legal are {', '.join(legal)}"))
-        self.state, self.trigger, self.why, self.legal = state, trigger, why, legal
+        self.state, self.trigger, self.why, self.legal, self.position = state, trigger, why, legal, position
 
 
 class Refused(Exception):
     """A legal move that a limit forbids."""
 
-    def __init__(self, state: str, trigger: str, exceeded: limits.Exceeded) -> None:
+    def __init__(self, state: str, trigger: str, exceeded: limits.Exceeded, *, position: int = 0) -> None:
         super().__init__(f"{trigger} is refused in {state}: {exceeded.detail}")
-        self.exceeded = exceeded
+        self.exceeded, self.position = exceeded, position
 
 
 class Cursor:
@@ -245,7 +245,7 @@ def fire(cursor: Cursor, fact: f.Fact) -> None:
     try:
         moved = MACHINE.events[fact.TAG].trigger(cursor, fact=fact)
     except (KeyError, MachineError) as error:
-        raise Illegal(cursor.state, fact.TAG) from error
+        raise Illegal(cursor.state, fact.TAG, position=cursor.run.position + 1) from error
     if not moved:
         _refuse(cursor, fact)
 
@@ -285,8 +285,8 @@ def _row(state: str, run: Run, fact: f.Fact) -> Compiled:
 def _refuse(cursor: Cursor, fact: f.Fact) -> None:
     """Why the machine did not move."""
     if isinstance(cursor.why, limits.Exceeded):
-        raise Refused(cursor.state, fact.TAG, cursor.why)
-    raise Illegal(cursor.state, fact.TAG, cursor.why)
+        raise Refused(cursor.state, fact.TAG, cursor.why, position=cursor.run.position + 1)
+    raise Illegal(cursor.state, fact.TAG, cursor.why, position=cursor.run.position + 1)
 
 
 def _in_words(requires: Requires) -> str:

@@ -3,40 +3,28 @@
 Pure, and the same `decide` that made the log; a log whose derived records were deleted comes out whole.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
-from refold.events import chain, facts as f
-from refold.events.codec import Record, Stamp, Unreadable, read, read_line
+from refold.events import facts as f
+from refold.events.codec import Edge, Record, Stamp, write
 from refold.events.payloads import Load
-from refold.events.words import Digest, RunId
+from refold.events.words import RunId
+from refold.fsm import causes
+from refold.fsm.answers import Response, classify
 from refold.fsm.audit import NOT_JUDGED
-from refold.fsm.decide import decide, written
-from refold.fsm.machine import Illegal, empty
+from refold.fsm.batches import Batch, Stored as Stored, batches
+from refold.fsm.causes import Cause
+from refold.fsm.decide import decide
+from refold.fsm.divergence import TYPE, Difference, Divergence as Divergence, Nearest, difference, diverges, first_difference, values_of
+from refold.fsm.machine import Illegal, Refused, empty
 from refold.projections.run import Run, replace
 
-SHOWN_MAX: Final = 200
-"""Characters of a value that a divergence shows."""
-
-Stored = tuple[int, bytes]
-"""A position and the bytes stored there."""
 Ask = Callable[[Run, Sequence[f.Input]], Sequence[f.Input]]
 """The inputs of a batch as today's code of the agent would have given them: its verdicts asked for again."""
-
-
-class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first record that came out otherwise: where, which field by its path, what is recorded, what is derived, and why as far as can be told.
-
-    `cause` begins with its class: `code`, `context`, `tool schema`, `policy or limit`, `upcaster` or `environment`.
-    """
-
-    position: int
-    field: str
-    recorded: Any
-    derived: Any
-    cause: str
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,176 +37,236 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None = None) -> Derived:
-    """Derive a run again. With `ask` the agent's verdicts are asked for again and compared too."""
+    """Derive a run again. With `ask` the agent's verdicts are asked for again and compared too. Raises UnsupportedEngine."""
+    counted = _Counted(rows)
+    read = batches(counted, load)
     run = empty(RunId(run_id))
     derived: list[Record] = []
     first: Divergence | None = None
-    events = 0
-    stored = batches(rows, load)
-    try:
-        for batch, cut in stored:
-            events += len(batch)
-            found, run, records = _batch(run, batch, ask, cut=cut)
-            derived += records
-            first = first or found
-            if found is not None and found.recorded is not None:
-                break  # what follows answers to another past
-    except Broken as broken:
-        first = first or broken.divergence
-    events += sum(len(batch) for batch, _ in _rest(stored))
-    return Derived(run=run, events=events, records=tuple(derived), divergence=first)
+    for batch in read:
+        again = _batch(run, batch, ask)
+        run = again.run
+        derived += again.records
+        if first is None and again.found is not None:
+            first = msgspec.structs.replace(again.found, nearest=_nearest(again, batch, read))
+        if not again.goes_on:
+            break  # what follows answers to another past
+    if first is None and run.id != run_id:
+        first = diverges(run.position, Difference("run", run.id, run_id), causes.changed(f"these are the records of run {run.id}"))
+    for _ in counted:
+        pass
+    return Derived(run=run, events=counted.events, records=tuple(derived), divergence=first)
 
 
-class Broken(Exception):
-    """The records cannot be followed any further; `divergence` says where and why."""
+class _Counted:
+    """Rows, and how many of them there were."""
 
-    def __init__(self, divergence: Divergence) -> None:
-        super().__init__(divergence.cause)
-        self.divergence = divergence
+    def __init__(self, rows: Iterable[Stored]) -> None:
+        self._rows, self.events = iter(rows), 0
 
-
-def _rest(stored: Iterator[tuple[list[Record], bool]]) -> Iterator[tuple[list[Record], bool]]:
-    """What was not replayed, only to be counted."""
-    try:
-        yield from stored
-    except Broken:
-        return
+    def __iter__(self) -> Iterator[Stored]:
+        for row in self._rows:
+            self.events += 1
+            yield row
 
 
-def batches(rows: Iterable[Stored], load: Load) -> Iterator[tuple[list[Record], bool]]:
-    """Records by the batch they were appended in, and whether a fork begins within it, so that what followed is its parent's alone. Raises Broken."""
-    batch: list[Record] = []
-    before: Record | None = None
-    for position, stored in rows:
-        try:
-            record = read(stored, load)
-        except Unreadable as error:
-            raise Broken(
-                Divergence(position=position, field="bytes", recorded=error.why, derived=None, cause="environment: the stored bytes cannot be read")
-            ) from error
-        except LookupError as error:
-            raise Broken(
-                Divergence(position=position, field="data", recorded=str(error), derived=None, cause="environment: a stored value is missing")
-            ) from error
-        if (before.position if before is not None else 0) == position - 1:
-            _check_digest(position, record, before)
-        before = record
-        if batch and record.batch != batch[0].batch:
-            yield batch, record.run != batch[0].run
-            batch = []
-        batch.append(record)
-    if batch:
-        yield batch, False
+class _Again(NamedTuple):
+    """A batch that was derived again: the run behind it, its records, the first divergence, and whether what follows can be derived too."""
+
+    run: Run
+    records: tuple[Record, ...] = ()
+    found: Divergence | None = None
+    goes_on: bool = False
+    recorded: Record | None = None
+    derived: Record | None = None
+    """The two that part, where they are different facts."""
 
 
-def _check_digest(position: int, record: Record, before: Record | None) -> None:
-    """Bytes that were changed after they were written are named for what they are, before anything is derived from them."""
-    digest = chain.recompute(record.stored, before.digest if before is not None else chain.NOTHING)
-    if digest != record.digest:
-        cause = "environment: the stored bytes were changed after they were written"
-        raise Broken(Divergence(position=position, field="digest", recorded=record.digest, derived=digest, cause=cause))
+def _batch(run: Run, batch: Batch, ask: Ask | None) -> _Again:
+    """One batch again. What is broken behind it counts where nothing differs before."""
+    again = _judged(run, batch, ask) if batch.records else _Again(run)
+    broken = batch.broken
+    if broken is not None and (again.found is None or again.found.position >= broken.position):
+        return _Again(again.run, again.records, broken)
+    return again
 
 
-def _batch(run: Run, recorded: list[Record], ask: Ask | None, *, cut: bool) -> tuple[Divergence | None, Run, list[Record]]:
-    """One batch again: the first difference, the run behind it and the records as derived."""
-    first = recorded[0]
-    if not run.position or first.type == f.RunForked.TAG:
+def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
+    """The records of a batch against what follows from their inputs."""
+    first = batch.records[0]
+    if not run.position or isinstance(first.fact, f.RunForked):
         run = replace(run, id=first.run)
-    given: list[f.Input] = [record.fact for record in recorded if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
+    stored = {record.position: record for record in batch.records}
+    gap = _gap(stored, run.position + 1, _end(batch))
+    given: list[f.Input] = [record.fact for record in batch.records if record.fact.INPUT]  # type: ignore[misc]  # INPUT tells the unions apart
+    if gap is not None and gap < max((record.position for record in batch.records if record.fact.INPUT), default=_end(batch)):
+        return _Again(run, found=diverges(gap, Difference(TYPE, None, None), causes.missing(", and it is an input: nothing can be derived without it")))
     if not given:
-        cause = "environment: the inputs that this follows from are missing from the log"
-        raise Broken(Divergence(position=first.position, field="type", recorded=first.type, derived=None, cause=cause))
+        return _Again(run, found=diverges(first.position, Difference(TYPE, first.type, None), causes.causeless(first.type), first))
+    if (misread := _misread(run, batch.records)) is not None:
+        return _Again(run, found=misread)
     inputs = ask(run, given) if ask is not None else given
+    stamp = Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us)
     try:
-        batch = decide(run, inputs, Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us))
-        derived, _ = written(run, batch)
-    except Illegal as illegal:
-        position = next((record.position for record in recorded if record.type == illegal.trigger), first.position)
-        cause = f"code: under the rules of today {illegal}"
-        raise Broken(Divergence(position=position, field="type", recorded=illegal.trigger, derived=None, cause=cause)) from illegal
+        decided = decide(run, inputs, stamp)
     except NOT_JUDGED as error:  # only records that somebody else made up have such inputs
-        cause = f"environment: nothing follows from what was said here ({type(error).__name__} {error})"
-        raise Broken(Divergence(position=first.position, field="data", recorded=first.type, derived=None, cause=cause)) from error
-    after = batch.run
-    if cut and len(recorded) < len(derived):
-        derived, after = derived[: len(recorded)], batch.runs[len(recorded) - 1]
-    stored = {record.position: record for record in recorded}
-    found = next((difference for record in derived if (difference := _difference(stored.get(record.position), record)) is not None), None)
-    beyond = next((record for record in recorded if record.position > derived[-1].position), None)
-    if found is None and beyond is not None:
-        found = Divergence(position=beyond.position, field="type", recorded=beyond.type, derived=None, cause="code: this does not follow any more")
-    return found, replace(after, head=derived[-1].digest), derived
+        return _Again(run, found=diverges(first.position, Difference("data", first.type, None), causes.unfit(error), first))
+    except (Illegal, Refused) as error:
+        return _Again(run, found=_said_otherwise(batch, inputs) or _stuck(error, stored, gap))
+    made = _end(batch) - run.position - 1 if batch.forked else None  # what followed there is the parent's alone
+    pairs = _written(run, decided.edges[:made], stamp, stored)
+    again = _Again(replace(decided.runs[len(pairs) - 1], head=pairs[-1].taken.digest), tuple(pair.taken for pair in pairs))
+    parts = _parts(batch, stored, pairs)
+    if gap is None or (parts is not None and parts.position < gap):
+        return again._replace(goes_on=True) if parts is None else _parted(again, batch, parts)
+    recovered = next((record for record in again.records if record.position == gap), None) if parts is None else None
+    more = "" if recovered is not None else ", and what stands behind it does not follow without it"
+    found = diverges(gap, Difference(TYPE, None, recovered.type if recovered is not None else None), causes.missing(more), recovered)
+    return again._replace(found=found, goes_on=recovered is not None)
 
 
-# -- the first difference, and why
+def _end(batch: Batch) -> int:
+    """The first position behind a batch."""
+    return batch.end if batch.end is not None else batch.records[-1].position + 1
 
 
-def _difference(recorded: Record | None, derived: Record) -> Divergence | None:
+def _gap(stored: Mapping[int, Record], first: int, end: int) -> int | None:
+    """The first position from `first` on at which a record is missing."""
+    return None if len(stored) == end - first else next((n for n in range(first, end) if n not in stored), None)
+
+
+class _Pair(NamedTuple):
+    """What was derived, what of the two logs goes on (the stored record where both come to the same), and how they differ."""
+
+    made: Record
+    taken: Record
+    differs: Difference | None
+
+
+def _written(run: Run, edges: Sequence[Edge], stamp: Stamp, stored: Mapping[int, Record]) -> list[_Pair]:
+    """The records of a batch, each chained to what is taken of the one before: an older version of the same keeps its own digest."""
+    pairs: list[_Pair] = []
+    before, first = run.head, run.position + 1
+    for position, edge in enumerate(edges, first):
+        made, _ = write(edge, run=run.id, position=position, batch=first, stamp=stamp, before=before)
+        kept = stored.get(position)
+        differs = difference(kept, made) if kept is not None else None
+        taken = kept if kept is not None and differs is None else made
+        pairs.append(_Pair(made, taken, differs))
+        before = taken.digest
+    return pairs
+
+
+# -- where they part
+
+
+class _Parts(NamedTuple):
+    """The first position at which stored and derived records differ: both, or one where the other log has none."""
+
+    position: int
+    recorded: Record | None
+    derived: Record | None
+    differs: Difference
+
+
+def _parts(batch: Batch, stored: Mapping[int, Record], pairs: Sequence[_Pair]) -> _Parts | None:
+    """The first of: a record that differs, one that does not follow any more, one that follows too."""
+    for made, _, differs in pairs:
+        if differs is not None:
+            return _Parts(made.position, stored[made.position], made, differs)
+    last = pairs[-1].made.position
+    if (beyond := next((record for record in batch.records if record.position > last), None)) is not None:
+        return _Parts(beyond.position, beyond, None, Difference(TYPE, beyond.type, None))
+    if batch.broken is None and (too := next((pair.made for pair in pairs if pair.made.position >= _end(batch)), None)) is not None:
+        return _Parts(too.position, batch.behind, too, Difference(TYPE, batch.behind.type if batch.behind is not None else None, too.type))
+    return None
+
+
+def _parted(again: _Again, batch: Batch, parts: _Parts) -> _Again:
+    """The divergence at that place."""
+    recorded, derived = parts.recorded, parts.derived
+    found = diverges(parts.position, parts.differs, _cause(batch, parts), recorded or derived)
+    if parts.differs.field != TYPE:
+        return again._replace(found=found)
+    return again._replace(found=found, recorded=recorded, derived=derived)
+
+
+def _cause(batch: Batch, parts: _Parts) -> Cause:
+    recorded, derived = parts.recorded, parts.derived
     if recorded is None:
-        return Divergence(position=derived.position, field="type", recorded=None, derived=derived.type, cause="environment: the record is missing from the log")
-    if recorded.stored == derived.stored:
+        assert derived is not None
+        return causes.ended(derived.type)
+    older = next((record for record in batch.records if record.fact.INPUT and record.v != record.fact.VERSION), None)
+    return causes.of(recorded, derived, parts.differs.field, older)
+
+
+def _nearest(again: _Again, batch: Batch, later: Iterable[Batch]) -> Nearest | None:
+    """Where the recorded fact follows in the derived log, or else the derived one stands in the recorded log."""
+    recorded, derived = again.recorded, again.derived
+    assert again.found is not None
+    if recorded is not None and (same := _next_of(recorded, again.records, again.found.position)) is not None:
+        return Nearest(type=same.type, position=same.position, log="derived")
+    if recorded is None or derived is None:
         return None
-    if recorded.v != derived.v and recorded.fact == derived.fact:
-        return None  # an older version of the same: equal after upcasting
-    old, new = _plain(recorded), _plain(derived)
-    field, left, right = _first_path(old, new, "") or ("digest", recorded.digest, derived.digest)
-    return Divergence(position=derived.position, field=field, recorded=_short(left), derived=_short(right), cause=_cause(recorded, derived, field))
+    rest = chain(batch.records, chain.from_iterable(each.records for each in later))
+    same = _next_of(derived, rest, again.found.position)
+    return Nearest(type=same.type, position=same.position, log="recorded") if same is not None else None
 
 
-def _plain(record: Record) -> dict[str, Any]:
-    """A record as JSON values, without its digest, large values in place."""
-    line = read_line(record.stored)
-    envelope: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(line, data=msgspec.Raw(b"{}"), digest=Digest(""))))
-    return {**envelope, "data": record.data}
+def _next_of(record: Record, records: Iterable[Record], position: int) -> Record | None:
+    """The next record that is of the same fact: of one type, and of the same call, attempt or request."""
+    wanted = _identity(record)
+    return next((each for each in records if each.position > position and _identity(each) == wanted), None)
 
 
-def _first_path(old: Any, new: Any, path: str) -> tuple[str, Any, Any] | None:
-    """The first place at which two JSON values differ."""
-    if type(old) is type(new) and isinstance(old, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            found = _first_path(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key))
-            if found is not None:
-                return found
+def _identity(record: Record) -> tuple[object, ...]:
+    return record.type, record.call, *(getattr(record.fact, name, None) for name in ("number", "attempt"))
+
+
+# -- where nothing can be derived
+
+
+def _said_otherwise(batch: Batch, inputs: Sequence[f.Input]) -> Divergence | None:
+    """The first input that today's code of the agent gives otherwise, where nothing can be made of that."""
+    for record, fact in zip((record for record in batch.records if record.fact.INPUT), inputs, strict=True):
+        found = first_difference(values_of(record.fact), values_of(fact), "data") if fact != record.fact else None
+        if found is not None:
+            return diverges(record.position, found, causes.said_again(record, fact, found.field), record)
+    return None
+
+
+def _stuck(error: Illegal | Refused, stored: Mapping[int, Record], gap: int | None) -> Divergence:
+    """A move that the rules or the limits of today do not allow."""
+    if gap is not None and gap <= error.position:
+        return diverges(gap, Difference(TYPE, None, None), causes.missing(", and what stands behind it does not follow without it"))
+    record = stored.get(error.position)
+    cause = causes.refused(str(error)) if isinstance(error, Refused) else causes.illegal(record, error.trigger, str(error))
+    return diverges(error.position, Difference(TYPE, record.type if record is not None else None, None), cause, record)
+
+
+def _misread(run: Run, records: Sequence[Record]) -> Divergence | None:
+    """The first response whose record contradicts itself: by what it says of its calls and its end, the adapters of today would make another fact of it.
+
+    What an adapter alone knew (that a stream was malformed, or a text marked as final) is not recorded, and neither is a response that we cut; those are believed.
+    """
+    for record in records:
+        match record.fact:
+            case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted(cause="filtered" | "overflow" | "length" | "paused") as fact:
+                today = classify(Response(output=fact), run.turn)
+                found = _as_other(record, today)
+                if found is not None:
+                    return diverges(record.position, found, causes.misread(record, today), record)
+            case _:
+                pass
+    return None
+
+
+def _as_other(record: Record, today: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) -> Difference | None:
+    """How today's fact is another; the words in which an interruption is told are the shell's."""
+    if isinstance(record.fact, f.ModelInterrupted) and isinstance(today, f.ModelInterrupted):
+        today = replace(today, detail=record.fact.detail)
+    if record.fact == today:
         return None
-    if type(old) is type(new) and isinstance(old, list) and len(old) == len(new):
-        return next((found for n, pair in enumerate(zip(old, new, strict=True)) if (found := _first_path(*pair, f"{path}[{n}]")) is not None), None)
-    return None if old == new and type(old) is type(new) else (path, old, new)
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "absent"
-
-
-_ABSENT: Final = _Absent()
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, _Absent):
-        return "(absent)"
-    if isinstance(value, str | dict | list) and len(text := value if isinstance(value, str) else msgspec.json.encode(value).decode()) > SHOWN_MAX:
-        return text[:SHOWN_MAX] + "..."
-    return value
-
-
-def _cause(recorded: Record, derived: Record, field: str) -> str:
-    """The class of a difference, as far as the two records tell."""
-    if field == "digest":
-        return "environment: the stored bytes are not those that this version would have written"
-    if recorded.type != derived.type and {recorded.type, derived.type} & {"run_stopped", "tool_closed"}:
-        return "policy or limit: a limit is decided otherwise"
-    match recorded.fact:
-        case f.CallsChecked():
-            return "tool schema: the agent's tools check these calls otherwise"
-        case f.ContextChosen():
-            return "context: the agent's context builder chooses other turns"
-        case f.ContextCompacted():
-            return "context: the summary of the same turns is another"
-        case f.AnswerChecked():
-            return "code: the agent's validators judge this answer otherwise"
-        case f.ModelRequested() if field.endswith("digest"):
-            return "context: the request would show the model something else"
-        case f.RunStarted():
-            return "tool schema: the agent declares its tools otherwise" if ".tools" in field else "context: the agent begins otherwise"
-        case _:
-            return "code: the same inputs lead elsewhere under the rules of today"
+    if record.type != today.TAG:
+        return Difference(TYPE, record.type, today.TAG)
+    return first_difference(values_of(record.fact), values_of(today), "data")

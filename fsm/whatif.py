@@ -16,13 +16,18 @@ from refold.events.codec import Record, Stamp
 from refold.events.payloads import Load
 from refold.events.words import CallId, RunId
 from refold.fsm import otherwise, reasons
+from refold.fsm.batches import Stored, batches
 from refold.fsm.decide import follow, from_outside
 from refold.fsm.effects import ChooseContext, pending
 from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
 from refold.fsm.otherwise import Otherwise, Verdict
-from refold.fsm.replay import Ask, Broken, Divergence, Stored, batches
+from refold.fsm.replay import Ask
 from refold.projections import forking
 from refold.projections.run import Run, replace
+
+
+class Broken(Exception):
+    """The recording cannot be followed any further: one line that says why."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,17 +116,19 @@ def what_if(run_id: str, rows: Iterable[Stored], load: Load, settings: reasons.S
     changes: list[Change] = []
     stored = batches(rows, load)
     try:
-        for batch, cut in stored:
-            for found in _batch(pair, batch, cut=cut):
+        for batch in stored:
+            if batch.broken is not None:
+                raise Broken(batch.broken.cause.partition(": ")[2])
+            for found in _batch(pair, batch.records, cut=batch.forked):
                 if isinstance(found, Parted):
-                    behind = (record for record in batch if record.position > pair.was.position)
-                    return _parted(pair, changes, found, chain(behind, chain.from_iterable(batch for batch, _ in stored)))
+                    behind = (record for record in batch.records if record.position > pair.was.position)
+                    return _parted(pair, changes, found, chain(behind, (record for later in stored for record in later.records)))
                 changes.append(found)
         if not pair.was.position:
             raise _missing(1)
     except (Broken, Illegal) as error:
         told = _result(pair, changes, WHOLE, "unaffected")
-        return cut_short(told, pair.was.position, error.divergence.cause.partition(": ")[2] if isinstance(error, Broken) else str(error))
+        return cut_short(told, pair.was.position, str(error))
     return _result(pair, changes, WHOLE, "unaffected")
 
 
@@ -203,7 +210,7 @@ def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Cha
 
 
 def _missing(position: int) -> Broken:
-    return Broken(Divergence(position=position, field="type", recorded=None, derived=None, cause=f"environment: position {position} is missing"))
+    return Broken(f"position {position} is missing")
 
 
 def _input(pair: Pair, cursor: Cursor, record: Record, today: f.Input) -> Iterator[Change | Parted]:

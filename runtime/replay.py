@@ -15,11 +15,12 @@ from refold.events.codec import Record, Unreadable, read, read_line
 from refold.events.lineage import history
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
-from refold.fsm import audit as audits
+from refold.fsm import audit as audits, causes
 from refold.fsm.compaction import choosable
+from refold.fsm.divergence import Difference, Divergence, diverges
 from refold.fsm.machine import Illegal, empty, step
 from refold.fsm.otherwise import Verdict
-from refold.fsm.replay import Ask, Divergence, Stored, replay_rows
+from refold.fsm.replay import Ask, Stored, replay_rows
 from refold.fsm.whatif import Change, WhatIf, cut_short, what_if
 from refold.projections.evidence import cited
 from refold.projections.run import Run
@@ -121,7 +122,7 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     derived = replay_rows(run_id, recording.rows(), load, ask() if changes is None else None)
     divergence, damage = derived.divergence, recording.damage
     if damage is not None and (divergence is None or divergence.position > damage[0]):
-        divergence = Divergence(position=damage[0], field="bytes", recorded=damage[1], derived=None, cause="environment: the file is damaged")
+        divergence = diverges(damage[0], Difference("bytes", damage[1], None), causes.changed("the file is damaged"))
     told = what_if(run_id, recording.rows(), load, changes or {}, ask()) if changes is not None or agent is not None else None
     if told is not None and damage is not None:
         told = cut_short(told, damage[0] - 1, damage[1])

@@ -15,16 +15,18 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from refold.events import money
 from refold.events.lineage import OtherHistory
 from refold.events.storage import StoreMissing, StoreUnavailable
-from refold.fsm.replay import Divergence
+from refold.fsm.divergence import Divergence
 from refold.fsm.whatif import WhatIf
 from refold.projections.revisions import UnsupportedEngine
 from refold.runtime import replay as proofs, settings
 from refold.runtime.agent import Agent
-from refold.runtime.cli import lookup, options as o, output
-from refold.runtime.cli.exits import COMPLETED, FAILED, FOUND, Refused, explain
+from refold.runtime.cli import diverging, lookup, options as o, output
+from refold.runtime.cli.exits import COMPLETED, FAILED, FOUND, USAGE, Refused, explain
 from refold.runtime.cli.naming import chosen, exported, is_file, some_named
 from refold.runtime.cli.render import Page, counted, one_line, thousands, width_of
 from refold.runtime.cli.stores import opened
@@ -65,13 +67,18 @@ def replay(options: o.Replay) -> int:
         named = _named(options, store)
         for told in _all_told(wanted, named, _jobs(options, named, store), store, agent):
             found.append(told)
-            if not options.json:
+            if not options.json and "error" not in told:
                 output.line("\n".join(_lines(told, page, whole=len(named) == 1)))
     if options.json:
         output.document(found)
     elif len(found) > 1:
         output.line("\n".join(page.paragraphs(_total(found))))
-    return COMPLETED if all(_passes(told, options) for told in found) else FOUND
+    unknown = [told for told in found if "error" in told]
+    for told in unknown:
+        output.complain(f"run {told['run_id']} cannot be replayed: {told['error']}")
+    if not all(_passes(told, options) for told in found if "error" not in told):
+        return FOUND
+    return USAGE if unknown else COMPLETED
 
 
 def _passes(told: Told, options: o.Replay) -> bool:
@@ -151,8 +158,10 @@ def _told(store: Store | None, agent: Agent | None, changes: Mapping[str, Any] |
     try:
         with redirect_stdout(sys.stderr):  # what the agent's code prints is no result
             told = proofs.replayed(recording, agent, changes).as_json()
-    except UnsupportedEngine as error:
-        told = _unfit(recording, "data.setup.engine", f"code: {error}", asked=agent is not None or changes is not None)
+    except UnsupportedEngine as error:  # nobody knows what would follow, which is not the same as another thing
+        told = {"run_id": recording.run_id, "events": None, "identical": None, "divergence": None, "error": str(error)}
+        if agent is not None or changes is not None:
+            told |= msgspec.to_builtins(WhatIf(verdict="cannot be told", horizon=0, evidence=str(error)))
     except OtherHistory as error:
         told = _unfit(recording, "", f"environment: {error}", asked=agent is not None or changes is not None)
     except (StoreUnavailable, Refused):
@@ -170,7 +179,7 @@ def _unfit(recording: proofs.Recording, field: str, cause: str, *, asked: bool) 
     events = 0
     with suppress(OtherHistory):
         events = sum(1 for _ in recording.rows())
-    divergence = Divergence(position=1, field=field, recorded=None, derived=None, cause=one_line(cause, 400))
+    divergence = Divergence(position=1, field=field, recorded=None, derived=None, cause=one_line(cause, 400), cause_class="environment")
     told = WhatIf(verdict="cannot be told", horizon=0, evidence=cause.partition(": ")[2]) if asked else None
     return proofs.Replayed(run_id=recording.run_id, events=events, divergence=divergence, records=(), what_if=told).as_json()
 
@@ -237,7 +246,7 @@ def _lines(told: Told, page: Page, *, whole: bool) -> list[str]:
     pieces = [(f"run {one_line(told['run_id'])}  ", ""), *_summary(told)]
     first = "".join(page.paint(text, style) for text, style in pieces)
     if whole:
-        return [first, *(_divergence(divergence, page) if divergence is not None else ()), *_changes(told, page)]
+        return [first, *(diverging.lines(msgspec.convert(divergence, Divergence), page) if divergence is not None else ()), *_changes(told, page)]
     why = changes[0]["because"] if changes else divergence["cause"] if divergence is not None else ""
     room = page.room(sum(width_of(text) for text, _ in pieces) + 2)
     return [f"{first}: {one_line(why, room)}" if why and room > ROOM_MIN else first]
@@ -261,14 +270,6 @@ def _summary(told: Told) -> Iterator[tuple[str, str]]:
     if told["divergence"] is not None:
         yield "diverges", "red"
         yield f" at position {told['divergence']['position']}", ""
-
-
-def _divergence(divergence: Told, page: Page) -> list[str]:
-    lines = []
-    for part in ("field", "recorded", "derived", "cause"):
-        if divergence[part] not in (None, ""):
-            lines += page.paragraphs(f"{part}: {one_line(str(divergence[part]), 400)}", "    ")
-    return lines
 
 
 def _changes(told: Told, page: Page) -> list[str]:
@@ -300,10 +301,10 @@ def _sums(saved: Sequence[Told]) -> str:
 
 def _total(found: Sequence[Told]) -> str:
     """The last line: how many of each kind."""
-    verdicts = Counter(told.get("verdict") or ("identical" if told["identical"] else "diverge") for told in found)
+    verdicts = Counter(told.get("verdict") or ("cannot be told" if "error" in told else "identical" if told["identical"] else "diverge") for told in found)
     saved = [told["saved"] for told in found if told.get("saved")]
     pieces = []
     for verdict, number in verdicts.most_common():
         pieces.append(f"{thousands(number)} {verdict}" + (f" (saving {_sums(saved)})" if saved and verdict == "would stop earlier" else ""))
-    diverging = sum(not told["identical"] for told in found if "verdict" in told)
-    return f"{counted(len(found), 'run')}: {', '.join(pieces)}" + (f"; {thousands(diverging)} diverge" if diverging else "")
+    parted = sum(told["identical"] is False for told in found if "verdict" in told)
+    return f"{counted(len(found), 'run')}: {', '.join(pieces)}" + (f"; {thousands(parted)} diverge" if parted else "")

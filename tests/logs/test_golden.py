@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from refold import audit, open_store, replay, show
+from refold import audit, fold, open_store, replay, show
 from refold.events.words import STATES
+from refold.projections.revisions import SUPPORTED
 from refold.runtime.sealing import public
 from refold.runtime.transfer import export_lines, import_file, parse
 
@@ -29,6 +30,22 @@ def test_a_golden_log_means_today_what_it_meant(path: Path) -> None:
     assert audit(store, run_id).ok, audit(store, run_id)
     assert replay(store, run_id).divergence is None
     assert b"".join(export_lines(store, run_id)) == data
+
+
+def begun_under(path: Path) -> int:
+    """The number of the rules that a log began with."""
+    store = open_store("memory:")
+    engine: int = fold(store.read(import_file(store, parse(path.read_bytes(), path.name)))).begun.engine
+    return engine
+
+
+def test_every_log_is_of_the_engine_of_its_folder_and_every_number_has_its_logs() -> None:
+    made_under = {path: begun_under(path) for path in LOGS}
+    assert {path.parent.name for path in LOGS} == {f"v{engine}" for engine in SUPPORTED}
+    assert all(path.parent.name == f"v{engine}" for path, engine in made_under.items())
+    # and none is looked at by nobody
+    folder = Path(__file__).parent
+    assert {path.with_suffix("").stem for path in folder.glob("v*/*")} == {path.stem for path in LOGS}
 
 
 def test_there_is_one_for_every_way_to_end_and_every_state() -> None:
