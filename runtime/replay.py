@@ -3,7 +3,7 @@
 With an agent its code is consulted again, and what it says is compared with what it said then; no tool runs, no model is asked, no clock is read.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Record, Unreadable, read, read_line
-from refold.events.lineage import history
+from refold.events.codec import Record, Unreadable, read
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
 from refold.fsm import audit as audits, causes
@@ -32,7 +31,7 @@ from refold.runtime.forking import Elsewhere
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.show import inherited_if_there
 from refold.runtime.store import Store
-from refold.runtime.transfer import Export
+from refold.runtime.transfer import Export, misfiled, stored_rows
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,28 +136,6 @@ def audit(store: Store, run_id: str) -> audits.Audit:
         return audited
     position, why = odd
     return msgspec.structs.replace(audited, ok=False, chain=audits.Verdict(ok=False, broken_at=position, why=why))
-
-
-def misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
-    """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
-    own = False
-    """A fork that was imported holds its parents' records too, in front of its own."""
-    for row in store.log.scan(run_id):
-        try:
-            line = read_line(row.state)
-        except Unreadable:
-            continue
-        own = own or line.run == run_id
-        if (line.position, line.type) != (row.position, row.type) or (own and line.run != run_id):
-            return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
-    return None
-
-
-def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
-    """Positions and bytes of a run that exists."""
-    if store.log.head(run_id) is None:
-        raise UnknownRun(f"there is no run {run_id} in this store")
-    return ((row.position, row.state) for row in history(store.log, run_id))
 
 
 def asking_again(recording: Recording, agent: Agent) -> Ask:

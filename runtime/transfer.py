@@ -17,7 +17,6 @@ from refold.events.words import Digest, RunId
 from refold.fsm.audit import Audit, Verdict, Verified, audit_rows, verify_rows
 from refold.fsm.replay import Stored
 from refold.runtime.journal import UnknownRun, loader
-from refold.runtime.replay import misfiled, stored_rows
 from refold.runtime.sealing import Checked, Public, check
 from refold.runtime.store import Store
 
@@ -150,6 +149,28 @@ def stored(store: Store, run_id: str) -> Export:
     streams = [*(stretch.run_id for stretch in ancestors(store.log, run_id)), run_id]
     payloads = {digest: value for stream in streams for digest, value in store.log.payloads(stream).items()}
     return Export(name=f"run {run_id}", run_id=RunId(run_id), rows=rows, payloads=payloads, damage=misfiled(store, run_id))
+
+
+def misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
+    """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
+    own = False
+    """A fork that was imported holds its parents' records too, in front of its own."""
+    for row in store.log.scan(run_id):
+        try:
+            line = read_line(row.state)
+        except Unreadable:
+            continue
+        own = own or line.run == run_id
+        if (line.position, line.type) != (row.position, row.type) or (own and line.run != run_id):
+            return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
+    return None
+
+
+def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
+    """Positions and bytes of a run that exists."""
+    if store.log.head(run_id) is None:
+        raise UnknownRun(f"there is no run {run_id} in this store")
+    return ((row.position, row.state) for row in history(store.log, run_id))
 
 
 def is_there(store: Store, export: Export) -> bool:
