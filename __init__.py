@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from refold.fsm.fold import fold
     from refold.runtime.agent import Agent
+    from refold.runtime.auditing import audit
     from refold.runtime.diff import diff
     from refold.runtime.providers.script import ScriptedModel
-    from refold.runtime.replay import audit, replay
+    from refold.runtime.replay import replay
     from refold.runtime.settings import Budgets, Context, Policy
     from refold.runtime.show import show
     from refold.runtime.store import Store, open_store
@@ -33,7 +34,7 @@ _HOMES: Final = {
     "ToolContext": "runtime.tools",
     "ToolResult": "runtime.tools",
     "answer_is": "runtime.validators",
-    "audit": "runtime.replay",
+    "audit": "runtime.auditing",
     "cites_read_documents": "runtime.validators",
     "diff": "runtime.diff",
     "fold": "fsm.fold",

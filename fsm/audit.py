@@ -13,7 +13,7 @@ from refold.events.chain import DIGEST_LENGTH, NOTHING, digest_of, recompute
 from refold.events.codec import FACTS, Record, Unreadable, read_line, record_of
 from refold.events.payloads import KEY
 from refold.events.words import Digest, RunId
-from refold.fsm.history import History, Sign
+from refold.fsm.history import NOT_JUDGED, History, Sign
 from refold.fsm.invariants import INVARIANTS, Named
 from refold.fsm.machine import Illegal, empty, step
 
@@ -253,8 +253,6 @@ def _out_of_order(record: Record, before: Record | None) -> str:
 
 # -- invariants
 
-NOT_JUDGED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError, msgspec.MsgspecError)
-"""What comes of a stranger's records that hold what no run would have written: an amount or a time that is none, a change of nothing."""
 _READS: Final = [frozenset(fact.TAG for fact in named.reads) if named.reads else frozenset(FACTS) for named in INVARIANTS.values()]
 """The types of records that each invariant reads."""
 

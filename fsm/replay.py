@@ -15,11 +15,11 @@ from refold.events.payloads import Load
 from refold.events.words import RunId
 from refold.fsm import causes
 from refold.fsm.answers import Response, classify
-from refold.fsm.audit import NOT_JUDGED
 from refold.fsm.batches import Batch, Stored as Stored, batches
 from refold.fsm.causes import Cause
 from refold.fsm.decide import decide
 from refold.fsm.divergence import TYPE, Difference, Divergence as Divergence, Nearest, difference, diverges, first_difference, values_of
+from refold.fsm.history import NOT_JUDGED
 from refold.fsm.machine import Illegal, Refused, empty
 from refold.projections.run import Run, replace
 

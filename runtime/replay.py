@@ -14,7 +14,7 @@ from refold.events import facts as f
 from refold.events.codec import Record, Unreadable, read
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
-from refold.fsm import audit as audits, causes
+from refold.fsm import causes
 from refold.fsm.compaction import choosable
 from refold.fsm.divergence import Difference, Divergence, diverges
 from refold.fsm.machine import Illegal, empty, step
@@ -26,12 +26,13 @@ from refold.projections.run import Run
 from refold.projections.transcript import Transcript
 from refold.runtime import compacting, selecting, settings
 from refold.runtime.agent import Agent
+from refold.runtime.auditing import stored_rows
 from refold.runtime.consults import Consults
 from refold.runtime.forking import Elsewhere
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.show import inherited_if_there
 from refold.runtime.store import Store
-from refold.runtime.transfer import Export, misfiled, stored_rows
+from refold.runtime.transfer import Export
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,16 +127,6 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     if told is not None and damage is not None:
         told = cut_short(told, damage[0] - 1, damage[1])
     return Replayed(run_id=run_id, events=derived.events, divergence=divergence, records=derived.records, what_if=told)
-
-
-def audit(store: Store, run_id: str) -> audits.Audit:
-    """Chain, legality and every invariant of one run, without the code of its agent. Raises UnknownRun, StoreUnavailable."""
-    audited = audits.audit_rows(run_id, stored_rows(store, run_id), loader(store.log, run_id, many=True))
-    odd = misfiled(store, run_id)
-    if odd is None or (audited.chain.broken_at is not None and audited.chain.broken_at <= odd[0]):
-        return audited
-    position, why = odd
-    return msgspec.structs.replace(audited, ok=False, chain=audits.Verdict(ok=False, broken_at=position, why=why))
 
 
 def asking_again(recording: Recording, agent: Agent) -> Ask:

@@ -14,8 +14,9 @@ from refold.events.codec import Unreadable, read_line
 from refold.events.lineage import ancestors, history
 from refold.events.storage import Row
 from refold.events.words import Digest, RunId
-from refold.fsm.audit import Audit, Verdict, Verified, audit_rows, verify_rows
+from refold.fsm.audit import Audit, Verified, verify_rows
 from refold.fsm.replay import Stored
+from refold.runtime.auditing import audited, held_against, misfiled, stored_rows
 from refold.runtime.journal import UnknownRun, loader
 from refold.runtime.sealing import Checked, Public, check
 from refold.runtime.store import Store
@@ -73,11 +74,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
     def audit(self) -> Audit:
         """Everything that can be judged without store and code."""
-        audit, verified = audit_rows(self.run_id, self.rows, self.load), self.verify()
-        if verified.ok or audit.chain.broken_at == verified.broken_at:
-            return audit
-        chain = Verdict(ok=False, broken_at=verified.broken_at, why=verified.why)
-        return msgspec.structs.replace(audit, ok=False, chain=chain)
+        return held_against(audited(self.run_id, lambda: self.rows, self.load), self.damage)
 
 
 def parse(data: bytes, name: str) -> Export:

@@ -17,7 +17,8 @@ from refold.events.storage import PayloadMissing
 from refold.projections.messages import Message
 from refold.projections.run import Run, Tokens
 from refold.runtime.agent import Agent
-from refold.runtime.replay import audit, replay
+from refold.runtime.auditing import audit
+from refold.runtime.replay import replay
 from refold.runtime.store import Store
 from refold.testing import ledger as l
 from refold.testing.checks import transcript_of

@@ -4,7 +4,8 @@ from typing import Any
 
 from refold.events.codec import read_line
 from refold.events.storage import StoreMissing
-from refold.runtime import replay as proofs, transfer
+from refold.runtime import transfer
+from refold.runtime.auditing import audit as audit_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.naming import chosen, exported, is_file, some_named
@@ -23,7 +24,7 @@ def audit(options: o.Audit) -> int:
     if runs or options.all:
         try:
             with opened(options) as store:
-                found += [transfer.audit_json(proofs.audit(store, run_id)) for run_id in chosen(store, runs, options.all)]
+                found += [transfer.audit_json(audit_of(store, run_id)) for run_id in chosen(store, runs, options.all)]
         except StoreMissing:
             if not options.all:
                 raise

@@ -93,7 +93,7 @@ def test_replay_tells_and_its_json_has_the_same(shell, monkeypatch):
     told, done = shell("replay", "one"), shell("replay", "one", "--json")
     # then
     assert (told.code, done.code) == (exits.FOUND, exits.FOUND)
-    assert told.out.startswith("run one  diverges\n    at        position 7, turn 1, call t1.1, data.key\n")
+    assert told.out.startswith("run one  diverges at position 7\n    at        position 7, turn 1, call t1.1, data.key\n")
     (replayed,) = done.json
     divergence = replayed["divergence"]
     assert (divergence["position"], divergence["turn"], divergence["call_id"], divergence["field"]) == (7, 1, "t1.1", "data.key")

@@ -269,7 +269,7 @@ def test_a_changed_agent_is_reported_where_it_tells(finished: tuple[Store, str],
     batch = next(record.batch for record in store.read(run_id) if record.position == position)
     if batch > 1:
         before = [row for row in proofs.stored_rows(store, run_id) if row[0] < batch]
-        assert replay_rows(run_id, before, loader(store.log, run_id, many=True), proofs.asking_again(store, run_id, agent)).divergence is None
+        assert replay_rows(run_id, before, loader(store.log, run_id, many=True), proofs.asking_again(proofs.in_store(store, run_id), agent)).divergence is None
     # and without the agent nothing is
     assert replay(store, run_id).divergence is None
 
@@ -314,7 +314,7 @@ def test_an_input_that_is_missing_is_no_riddle_for_the_agent(finished: tuple[Sto
     for tag in ("tool_calls_requested", "final_proposed"):
         gone = position_of(store, run_id, tag)
         left = [row for row in rows if row[0] != gone]
-        found = replay_rows(run_id, left, loader(store.log, run_id, many=True), proofs.asking_again(store, run_id, made())).divergence
+        found = replay_rows(run_id, left, loader(store.log, run_id, many=True), proofs.asking_again(proofs.in_store(store, run_id), made())).divergence
         assert found is not None
         assert (found.position, found.cause_class) == (gone, "environment")
 
