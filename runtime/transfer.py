@@ -145,28 +145,6 @@ def stored(store: Store, run_id: str) -> Export:
     return Export(name=f"run {run_id}", run_id=RunId(run_id), rows=rows, payloads=payloads, damage=misfiled(store, run_id))
 
 
-def misfiled(store: Store, run_id: str) -> tuple[int, str] | None:
-    """The first row whose columns say something else than the record in it; what the bytes themselves are worth is the audit's business."""
-    own = False
-    """A fork that was imported holds its parents' records too, in front of its own."""
-    for row in store.log.scan(run_id):
-        try:
-            line = read_line(row.state)
-        except Unreadable:
-            continue
-        own = own or line.run == run_id
-        if (line.position, line.type) != (row.position, row.type) or (own and line.run != run_id):
-            return row.position, f"the row says {row.type} at {row.position} of {run_id}, the record in it {line.type} at {line.position} of {line.run}"
-    return None
-
-
-def stored_rows(store: Store, run_id: str) -> Iterator[Stored]:
-    """Positions and bytes of a run that exists."""
-    if store.log.head(run_id) is None:
-        raise UnknownRun(f"there is no run {run_id} in this store")
-    return ((row.position, row.state) for row in history(store.log, run_id))
-
-
 def is_there(store: Store, export: Export) -> bool:
     """Whether the store has the run of a file already. Raises DamagedFile for one that does not verify, OtherRun where what is stored is not the same to the last byte."""
     verified = export.verify()
