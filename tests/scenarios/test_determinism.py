@@ -220,7 +220,7 @@ for run_id in store.runs():
     replayed = replay(store, run_id)
     assert replayed.divergence is None, replayed.divergence
     run = empty(run_id)
-    for record in replayed.records:
+    for record in store.read(run_id):
         run = step(run, record)
         digest.update(f"{run.state} {run.status} {run.calls!r} {run.fresh!r} {run.spent!r}".encode())
     digest.update(record.digest.encode())
