@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Edge, Line, Record, read, read_line
+from refold.events.codec import Edge, Line, Record, read_line
 from refold.events.lineage import ancestors, history, split_of
 from refold.events.storage import Conflict, Log, Row
 from refold.events.words import CallId, Digest, RunId
@@ -19,7 +19,7 @@ from refold.projections.prefix import HISTORY
 from refold.projections.revisions import rules_of
 from refold.projections.run import Run
 from refold.runtime.driver import RunExists
-from refold.runtime.journal import USER, Journal, UnknownRun, loader, stamp
+from refold.runtime.journal import USER, Journal, UnknownRun, loader, record_of, stamp
 from refold.runtime.ports import Clock, SystemClock
 from refold.runtime.text import whole
 
@@ -138,7 +138,7 @@ def _read(row: Row) -> Line:
 def setup_at(log: Log, run_id: str, at: int) -> f.Setup:
     """The setup of a run there, but for a model that a driver changed: what it was begun with, and what forks made of it."""
     load = loader(log, run_id, many=False)
-    first = read(next(history(log, run_id)).state, load).fact
+    first = record_of(next(history(log, run_id)), load).fact
     assert isinstance(first, f.RunStarted | f.RunContinued)
     setup = first.setup
     for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
@@ -216,7 +216,7 @@ def _performed(log: Log, run_id: str, rest: Line) -> tuple[CallId, ...]:
         if line.type == f.ToolStarted.TAG and line.call is not None:
             started.append(line.call)
     load = loader(log, run_id, many=False)
-    turn = (read(row.state, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
+    turn = (record_of(row, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
     return next((tuple(call.id for call in fact.calls) for fact in turn if isinstance(fact, f.ToolCallsRequested)), ())
 
 
@@ -259,7 +259,7 @@ class Elsewhere:
         for row in history(self._log, run_id, self._from[run_id]):
             self._from[run_id] = row.position
             if row.type in (f.CallsChecked.TAG, f.CallSuperseded.TAG, f.ToolStarted.TAG):
-                self._take(run_id, read(row.state, load))
+                self._take(run_id, record_of(row, load))
 
     def _take(self, run_id: str, record: Record) -> None:
         checks = self._checks[run_id]
