@@ -16,7 +16,7 @@ from refold.events.words import CallId, Digest, RunId
 from refold.fsm.decide import Batch, written
 from refold.projections import forking
 from refold.projections.prefix import HISTORY
-from refold.projections.revisions import rules_of
+from refold.projections.revisions import SUPPORTED, UnsupportedEngine, rules_of
 from refold.projections.run import Run
 from refold.runtime.driver import RunExists
 from refold.runtime.journal import USER, Journal, UnknownRun, loader, record_of, stamp
@@ -54,10 +54,12 @@ AS_IT_WAS: Final = Asked()
 
 
 def fork(log: Log, run_id: str, at: int, new_id: RunId, asked: Asked = AS_IT_WAS, *, who: str = USER, clock: Clock | None = None) -> Forked:
-    """Begin a run at the last place at or before `at` where another rests. Raises UnknownRun, NoFork, RunExists, OtherHistory, StoreUnavailable."""
+    """Begin a run at the last place at or before `at` where another rests. Raises UnknownRun, NoFork, RunExists, OtherHistory, UnsupportedEngine, StoreUnavailable."""
     rest = rest_at(log, run_id, at)
     before = setup_at(log, run_id, rest.position)
     after = _changed(before, asked.changes)
+    if after.engine not in SUPPORTED:
+        raise UnsupportedEngine(after.engine)
     if not rules_of(after.engine).chains and (asked.edits or asked.message or _other_prompt(before, after)):
         raise NoFork(f"run {run_id} was begun under the rules of an older version ({after.engine}), which cannot show its past otherwise: fork it as it is")
     fact = f.RunForked(

@@ -326,13 +326,13 @@ def test_B156_rules_that_are_not_known_are_not_guessed(said):
     store.answer_sync("r", "This one.")  # a word from outside leans on no rules: it is kept for whoever knows them
     stored = store.log.read("r")
     agent = Agent(ScriptedModel(ASKS), tools=[look])
-    # when it is replayed or resumed
-    for verb in (lambda: replay(store, "r"), lambda: agent.resume_sync("r", store=store)):
+    # when it is replayed, resumed or forked
+    for verb in (lambda: replay(store, "r"), lambda: agent.resume_sync("r", store=store), lambda: agent.fork_sync("r", len(stored), store=store)):
         with pytest.raises(UnsupportedEngine, match="engine 99"):
             verb()
     # then that is said, and nothing is asked or appended; it can be looked at
     assert not agent.model.requests
-    assert store.log.read("r") == stored
+    assert (store.runs(), store.log.read("r")) == (["r"], stored)
     assert show(store, "r")["goal"] == "Do it."
 
 
