@@ -43,7 +43,8 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
     hear = _noting(telling, agent, options)
     verb = begin
     try:
-        with Interruption(store, known.id, options.on_interrupt, telling.note, telling.close) as interruption:
+        # whoever tells of the run is another one after each answer
+        with Interruption(store, known.id, options.on_interrupt, lambda text: telling.note(text), lambda: telling.close()) as interruption:
             while True:
                 result = _performed(verb, hear, interruption)
                 if result is None or result.lost or result.status != "waiting_for_user":
@@ -52,7 +53,7 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
                 if not decided(options, store, result.run, interruption):
                     result = as_it_is(store, known.id)
                     break
-                telling = progress_for(result.run, quiet=options.quiet)
+                telling = progress_for(store.journal(known.id).run, quiet=options.quiet)  # the human's word is in it
                 hear = telling.hear
                 verb = lambda heard: agent.resume(known.id, store=store, heard=heard)  # noqa: E731 - as `begin`
     except RunExists:
