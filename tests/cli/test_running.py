@@ -141,6 +141,16 @@ def test_a_waiting_run_says_what_to_type(shell):
     assert "refold answer one --call t1.2 TEXT" in done.err
 
 
+FAILS = {"error": {"type": "auth", "message": "no", "retryable": False}}
+
+
+@pytest.mark.parametrize(("turns", "words"), [([FAILS], ()), ([LOOK, DONE], ("--max-turns", "1", "--set", "policy.wrap_up=false"))], ids=["failed", "stopped"])
+def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on_from_it_with_its_agent(shell, turns, words):
+    assert shell.run(*turns, words=words).err.splitlines()[-1] == "go on from it with: refold continue one MESSAGE --agent crew:agent"
+    # and so does the same run when it is resumed, with a place for the agent where nothing here leads to its code
+    assert shell("resume", "one").err.strip().endswith("go on from it with: refold continue one MESSAGE --agent MODULE:NAME")
+
+
 def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, terminal):
     # given a terminal where somebody types a denial, its reason, and an answer
     terminal("what?\nn\nAnn has moved\n2023\n")
