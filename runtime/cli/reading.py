@@ -179,17 +179,16 @@ def _row(store: Store, run_id: str) -> dict[str, Any]:
 
 def pending(options: o.Pending) -> int:
     """What waits for a human, over all runs."""
-    found = list(_waiting(options))
     if options.json:
-        output.document(found)
+        output.document([asked for _run, asked in _waiting(options)])
         return COMPLETED
-    if not found:
-        output.note("nothing waits for anybody")
-    page = Page()
-    for number, asked in enumerate(found):
-        first, *rest = waiting_lines(options, asked)
+    page, number = Page(), -1
+    for number, (run, asked) in enumerate(_waiting(options)):
+        first, *rest = waiting_lines(options, run, asked)
         lines = [*page.paragraphs(first), page.paint(f"    {_asked(asked)}", "dim"), *(page.paint(line, "cyan") for line in rest)]
         output.line("\n".join([""] * (number > 0) + lines))
+    if number < 0:
+        output.note("nothing waits for anybody")
     return COMPLETED
 
 
@@ -199,7 +198,7 @@ def _asked(asked: dict[str, Any]) -> str:
     return f"{'in doubt' if asked['kind'] == 'doubt' else 'asked'} {since(asked['since'])}{expires}"
 
 
-def _waiting(options: o.Common) -> Iterator[dict[str, Any]]:
+def _waiting(options: o.Common) -> Iterator[tuple[Run, dict[str, Any]]]:
     try:
         with opened(options) as store:
             for run_id in store.runs():
@@ -207,6 +206,6 @@ def _waiting(options: o.Common) -> Iterator[dict[str, Any]]:
                     run: Run = store.journal(run_id).run
                 except (Illegal, Unreadable, PayloadMissing):
                     continue  # `runs` lists it as damaged
-                yield from pending_of(run)
+                yield from ((run, asked) for asked in pending_of(run))
     except StoreMissing:
         return
