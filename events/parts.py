@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from refold.events.money import Amount
 from refold.events.settings import Budgets, Context, Policy, Seconds
 from refold.events.words import CallId, Digest, Effect, Kind
 
@@ -43,10 +42,10 @@ class ToolSetup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Money for a million tokens, in USD, as decimal strings."""
 
-    input: Amount
-    output: Amount
-    cached_input: Amount | None = None
-    cache_write: Amount | None = None
+    input: str
+    output: str
+    cached_input: str | None = None
+    cache_write: str | None = None
     source: str = ""
     """The price list, with its version."""
 
@@ -96,7 +95,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     reasoning_tokens: int = 0
     reasoning_beside: bool = False
     estimated: bool = False
-    cost_usd: Amount | None = None
+    cost_usd: str | None = None
 
     @property
     def written(self) -> int:

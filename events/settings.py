@@ -6,8 +6,6 @@ Plain frozen dataclasses: the core reads them without knowing who checked them, 
 from dataclasses import dataclass
 from typing import Literal
 
-from refold.events.money import Amount
-
 Seconds = int | float
 """A whole number stays one, so that what is read back is written the same again; never NaN or infinite."""
 
@@ -22,7 +20,7 @@ class Budgets:
     max_turns: int | None = 12
     max_tool_calls: int | None = 48
     max_tokens: int | None = 200_000
-    max_cost_usd: Amount | None = "1"
+    max_cost_usd: str | None = "1"
     timeout_s: Seconds | None = 120
     deadline: str | None = None
     max_output_tokens: int = 4_096

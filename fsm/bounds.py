@@ -7,6 +7,7 @@ from math import floor
 
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp
+from refold.events.money import exact
 from refold.events.settings import Policy
 from refold.events.words import CallId, Reason
 from refold.fsm import limits
@@ -144,7 +145,7 @@ def _used_up(reason: Reason, history: History, record: Record) -> str:
                 return f"{sums.tokens} tokens of {budgets.max_tokens}, and the last turn they allowed brought calls"
             return _by_the_fold(history, record, limits.tokens)
         case "max_cost_usd" if budgets.max_cost_usd is not None:
-            if sums.cost_usd >= Fraction(budgets.max_cost_usd):
+            if sums.cost_usd >= exact(budgets.max_cost_usd):
                 return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
             if sums.reserves and sums.price is not None and _was_the_last(history):
                 return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}, and the last turn they allowed brought calls"
@@ -208,10 +209,10 @@ def _allowed(before: Sums, request: f.ModelRequested, settings: Settings) -> int
     if budgets.max_tokens is not None:
         rooms.append(budgets.max_tokens - before.tokens - reads)
     if before.reserves and price is not None and budgets.max_cost_usd is not None:
-        dearest = max(Fraction(each) for each in (price.input, price.cache_write, price.cached_input) if each is not None)
-        left = Fraction(budgets.max_cost_usd) - before.cost_usd - reads * dearest / MILLION
-        if Fraction(price.output):
-            rooms.append(left * MILLION / Fraction(price.output))
+        dearest = max(exact(each) for each in (price.input, price.cache_write, price.cached_input) if each is not None)
+        left = exact(budgets.max_cost_usd) - before.cost_usd - reads * dearest / MILLION
+        if exact(price.output):
+            rooms.append(left * MILLION / exact(price.output))
         elif left < 0:
             rooms.append(0)
     return max(0, floor(min(rooms)))
@@ -228,7 +229,7 @@ def _compared(history: History, sums: Sums) -> Signs:
         "cached input tokens": (sums.cached_input_tokens, spent.reported.cached_input_tokens),
         "output tokens": (sums.output_tokens, spent.reported.output_tokens),
         "estimated tokens": (sums.estimated_tokens, spent.estimated.total),
-        "USD": (sums.cost_usd, Fraction(spent.cost_usd)),
+        "USD": (sums.cost_usd, exact(spent.cost_usd)),
         "us of active time": (sums.active_us, spent.active_us),
     }
     for what, (added, kept) in folded.items():

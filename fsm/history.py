@@ -17,7 +17,7 @@ from refold.fsm.decisions import NOTHING_DECIDED, Decisions, decided
 from refold.fsm.sums import Sums, count
 from refold.projections.run import Run
 
-NOT_JUDGED: Final = (ArithmeticError, ValueError, msgspec.MsgspecError)
+NOT_JUDGED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError, msgspec.MsgspecError)
 """What comes of an amount or a time that is none, as only records have that somebody else made up."""
 T = TypeVar("T", Budgets, Policy, Context)
 

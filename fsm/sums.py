@@ -10,6 +10,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Record
+from refold.events.money import exact
 from refold.events.words import CallId
 from refold.projections import forking
 from refold.projections.revisions import rules_of
@@ -181,7 +182,7 @@ def _add(sums: Sums, usage: f.Usage) -> None:
         sums.input_tokens += usage.input_tokens
         sums.cached_input_tokens += usage.cached_input_tokens
         sums.output_tokens += _written(usage)
-    sums.cost_usd += Fraction(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
+    sums.cost_usd += exact(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
 
 
 def _written(usage: f.Usage) -> int:
@@ -198,4 +199,4 @@ def _priced(usage: f.Usage, price: f.Price | None) -> Fraction:
         (usage.cache_write_tokens, price.cache_write or price.input),
         (_written(usage), price.output),
     )
-    return sum((tokens * Fraction(each) for tokens, each in classes), Fraction(0)) / MILLION
+    return sum((tokens * exact(each) for tokens, each in classes), Fraction(0)) / MILLION

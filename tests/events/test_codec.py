@@ -11,7 +11,6 @@ from hypothesis import given, settings, strategies as st
 from refold.events import codec, facts as f
 from refold.events.chain import NOTHING, close, digest_of, recompute
 from refold.events.codec import FACTS, UPCASTERS, Edge, Record, Stamp, Unreadable, full_line, read, read_line, write
-from refold.events.money import Amount, plain
 from refold.events.payloads import KEY, LIMIT, move_out, put_back, references
 from refold.events.words import CallId, Digest, RunId
 
@@ -33,7 +32,6 @@ def nothing(digest: Digest) -> bytes:
 CALLS = st.builds(lambda turn, n: CallId(f"t{turn}.{n}"), st.integers(1, 999), st.integers(1, 99))
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-AMOUNTS = st.decimals(-(10**12), 10**12, allow_nan=False).map(plain)
 KEYS = WORDS | st.just(KEY)
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | WORDS | st.just("x" * (LIMIT + 1)) | st.just(KEY),
@@ -47,8 +45,6 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return VALUES
-    if kind == Amount:
-        return AMOUNTS
     if kind is CallId:
         return CALLS
     if hasattr(kind, "__supertype__"):
@@ -62,7 +58,7 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
     if origin is dict:
         return st.dictionaries(KEYS, any_of(arguments[1]), max_size=3)
     if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind)):
-        hints = {name: hint for name, hint in get_type_hints(kind, include_extras=True).items() if get_origin(hint) is not ClassVar}
+        hints = {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
         return st.builds(kind, **{name: any_of(hint) for name, hint in hints.items()})
     simple: dict[Any, st.SearchStrategy[Any]] = {
         str: WORDS,
@@ -72,12 +68,6 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         type(None): st.none(),
     }
     return simple[kind]
-
-
-@pytest.mark.parametrize("amount", ["", "a", "NaN", "Infinity", "1e999999999", "1,5", "0x1", "1" * 401, "٣"])
-def test_an_amount_that_is_none_is_no_record(amount: str) -> None:
-    with pytest.raises(Unreadable, match="cost_usd"):
-        record_of(f.UsageUpdated(usage=f.Usage(cost_usd=amount)))
 
 
 @pytest.mark.parametrize("tag", sorted(FACTS))

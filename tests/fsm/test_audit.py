@@ -392,8 +392,9 @@ def test_money_is_added_up_exactly_however_long_it_is() -> None:
     assert run.run.spent.cost_usd == "0.3" + "0" * 60 + "1"
 
 
-def test_an_amount_that_is_none_is_reported_and_breaks_nothing() -> None:
-    audit = audited([*begin(), f.FinalProposed(text="Done.", usage=f.Usage(cost_usd="a lot")), f.AnswerChecked(), completed(4)])
+@pytest.mark.parametrize("amount", ["a lot", "", "NaN", "-Infinity", "1e999999999", "1e-999999999"])
+def test_an_amount_that_is_none_is_reported_and_breaks_nothing(amount: str) -> None:
+    audit = audited([*begin(), f.FinalProposed(text="Done.", usage=f.Usage(cost_usd=amount)), f.AnswerChecked(), completed(4)])
     assert (audit.legal.ok, audit.legal.broken_at) == (False, 4)
     assert failing(audit).keys() == {"I4", "I5", "I12"}
 
