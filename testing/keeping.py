@@ -44,7 +44,7 @@ class Keeper:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         for kind in (MemoryLog, Trajectory):
-            self._hooks.enter_context(mock.patch.object(kind, "__init__", self._holding(kind.__init__)))  # type: ignore[misc]  # to be called with an object of that kind
+            self._hooks.enter_context(mock.patch.object(kind, "__init__", self._holding(kind.__init__)))
         for store in _closable():
             self._hooks.enter_context(mock.patch.object(store, "close", self._closing(store.close)))
         return self
@@ -56,7 +56,7 @@ class Keeper:
     def flush(self) -> None:
         """Keep what is in memory, and let go of what nobody else holds."""
         for test, _, kind, inside in self._held:
-            again = kind.__new__(kind)
+            again: Any = object.__new__(kind)
             vars(again).update(inside)
             self._keep(again, test)
         self._held = [held for held in self._held if held[1]() is not None]
@@ -159,7 +159,7 @@ def _begins(path: Path, mark: bytes) -> bool:
 
 def _lines_of(log: Log, run_id: str) -> Iterator[bytes]:
     """The lines of an export, of a damaged run too: it is to be judged elsewhere, not believed here."""
-    payloads: dict[str, bytes] = {}
+    payloads: dict[Any, bytes] = {}
     for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
         payloads |= log.payloads(stream)
     return _lines((row.state for row in history(log, run_id)), payloads)

@@ -305,8 +305,6 @@ def test_B185_every_kind_of_replay_is_read_only(stage, finished):
     for options in ({}, {"agent": agent}, {"changes": {"budgets.max_turns": 1}}, {"agent": agent, "changes": {"policy.max_tool_retries": 0}}):
         replayed = replay(finished, "r", **options)
         assert replayed.divergence is None
-        # then it derives what was recorded, the decision of then included
-        assert [record.stored for record in replayed.records] == before
     assert audit(finished, "r").ok
     # and nothing was asked, done or written
     assert not agent.model.requests
