@@ -50,7 +50,7 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
                 if result is None or result.lost or result.status != "waiting_for_user":
                     break
                 telling.close()
-                if not decided(options, store, result.run, interruption):
+                if not decided(options, store, result.run, interruption, first=verb is begin):
                     result = as_it_is(store, known.id)
                     break
                 telling = progress_for(store.journal(known.id).run, quiet=options.quiet)  # the human's word is in it

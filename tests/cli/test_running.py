@@ -163,6 +163,46 @@ def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, terminal):
     assert results["t1.2"]["data"] == "2023"
 
 
+SENTENCE = "a sentence of several words, " * 4
+
+
+def test_what_is_asked_and_what_is_wrong_fit_the_terminal_and_keep_their_indent(shell, terminal, narrow):
+    # given a call to be approved and a question, each with more than a line
+    letter = {"calls": [{"name": "send", "arguments": {"to": "ann", "body": f"Dear Ann,\n{SENTENCE}"}}]}
+    terminal(f"y\n{SENTENCE}\n")
+    done = shell.run({"calls": [*letter["calls"], {"name": "ask_user", "arguments": {"question": SENTENCE}}]}, DONE)
+    # then both are shown in full, the arguments as the model wrote them
+    asked = done.err[done.err.index("\nsend waits") :]
+    assert "    to: ann\n    body:\n        Dear Ann,\n        a sentence of several words, a\n        sentence" in asked
+    assert " ".join(asked.split()).count(SENTENCE.strip()) == 2
+    assert [line for line in asked.splitlines() if len(line) > 40 and not line.startswith(">")] == []
+    # and so is an error
+    lines = shell("resume", "nobody-who-has-a-rather-short-name-or-a-long-one").err.splitlines()
+    assert len(lines) > 1
+
+
+def test_how_to_leave_is_said_once_before_the_first_question(shell, terminal):
+    terminal("2023\n2024\n")
+    assert shell.run(ASK, ASK, DONE).err.count("Ctrl-C ends the run, Ctrl-D leaves it for later.") == 1
+    terminal("")
+    done = shell.run(SEND, DONE, words=("--run-id", "two", "--on-interrupt", "park"))
+    assert "Ctrl-C leaves the run to be resumed, and so does Ctrl-D." in done.err
+    assert "Allow it? [y/n, Ctrl-D: later]" in done.err
+    assert done.code == exits.WAITING
+
+
+def test_a_rule_without_a_name_is_not_called_by_one(shell):
+    # given an approval that a lambda asks for
+    shell.write(
+        "rules.py",
+        "from refold import Agent, tool\n@tool(approval=lambda a: True)\ndef pay(amount: int) -> str:\n    'Pays.'\n    return ''\nagent = Agent(tools=[pay])\n",
+    )
+    done = shell("run", "x", "--agent", "rules:agent", "--model", shell.script({"calls": [{"name": "pay", "arguments": {"amount": 5}}]}))
+    # then
+    assert "a rule of the tool asks for approval of these arguments" in done.err
+    assert "lambda" not in done.err
+
+
 def test_nobody_is_asked_without_input(shell, terminal):
     terminal("2023\n")
     assert shell.run(ASK, DONE, words=("--no-input",)).code == exits.WAITING
