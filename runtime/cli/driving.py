@@ -167,7 +167,8 @@ def ended(options: o.Driving, result: Result) -> int:
         because = "" if result.reason in (None, result.status) else f" ({result.reason})"
         said = f"run {run.id} {result.status}{because}" + (f": {one_line(result.detail)}" if code and result.detail else "")
         if code:
-            output.note(said)
+            for line in page.paragraphs(said):
+                output.note(line)
         if not options.quiet:
             for line in page.paragraphs(Story(run).used() if code else f"{said} · {Story(run).used()}"):
                 output.note(page.paint(line, "dim"))

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import re
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from refold.runtime import models
 from refold.runtime.cli import exits, progress
 from refold.runtime.cli.interrupts import Interruption
+from refold.runtime.cli.render import Page
 
 DONE = {"text": "All done."}
 LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
@@ -179,6 +181,37 @@ def test_what_is_asked_and_what_is_wrong_fit_the_terminal_and_keep_their_indent(
     # and so is an error
     lines = shell("resume", "nobody-who-has-a-rather-short-name-or-a-long-one").err.splitlines()
     assert len(lines) > 1
+
+
+def test_what_went_wrong_is_told_in_full(narrow):
+    lines = progress.in_full(f"turn 2  ✗ send: {SENTENCE}and then it broke", Page())
+    assert lines[0].startswith("turn 2  ✗ send: a sentence")
+    assert {line[:8] for line in lines[1:]} == {" " * 8}
+    assert lines[-1].endswith("it broke")
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_reason_is_not_cut_before_it_is_said(shell):
+    # given a tool that fails with many words, the last of which count
+    shell.write(
+        "fails.py",
+        f"from refold import Agent, tool\n@tool(effect='read')\ndef look() -> str:\n    'Looks.'\n    raise ValueError({SENTENCE * 2 + 'and then it broke'!r})\nagent = Agent(tools=[look])\n",
+    )
+    done = shell("run", "x", "--agent", "fails:agent", "--model", shell.script({"calls": [{"name": "look", "arguments": {}}]}, DONE))
+    # then
+    (line,) = [line for line in done.err.splitlines() if "✗" in line]
+    assert line.endswith("and then it broke")
+
+
+def test_results_of_one_tool_are_told_apart_and_the_time_they_took_is_not_cut(shell):
+    # given two calls of one tool in a turn, then one alone
+    places = ["n" * 300, "south"]
+    err = shell.run({"calls": [{"name": "look", "arguments": {"at": at}} for at in places]}, LOOK, DONE).err
+    # then
+    first, second, alone = [line for line in err.splitlines() if "✓" in line]
+    assert re.match(r' +✓ look at="n+… \(0\.\d\d s\): seen n+…$', first)
+    assert re.match(r' +✓ look at="south" \(0\.\d\d s\): seen south$', second)
+    assert re.match(r" +✓ look \(0\.\d\d s\): seen north$", alone)
 
 
 def test_how_to_leave_is_said_once_before_the_first_question(shell, terminal):
