@@ -1,6 +1,9 @@
-"""What all tests share: how properties are looked for, the same examples every time in CI and new ones at every run of a developer; and the three APIs of providers."""
+"""What all tests share: how properties are looked for, the same examples every time in CI and new ones at every run of a developer; the three APIs of providers;
+and where REFOLD_KEEP_RUNS names a folder, every run that they make is kept there."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,6 +26,33 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+class Keeping:
+    """Hooks of pytest around a keeper of runs: what is in memory is kept after each test, what other processes wrote at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        from refold.testing.keeping import Keeper
+
+        self.keeper = Keeper(folder).__enter__()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        try:
+            return (yield)
+        finally:
+            self.keeper.flush()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.keeper.__exit__()
+        self.keeper.sweep(session.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]  # what the fixture tmp_path_factory gives
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := os.environ.get("REFOLD_KEEP_RUNS"):
+        config.pluginmanager.register(Keeping(Path(folder).absolute()))
+
 
 KEYS = {"OPENAI_API_KEY": "sk-test-0123456789abcdef", "ANTHROPIC_API_KEY": "sk-ant-test-0123456789", "DEEPSEEK_API_KEY": "sk-deep-0123456789"}
 
