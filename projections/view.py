@@ -68,19 +68,28 @@ def pending_of(run: Run) -> list[dict[str, Any]]:
 
 def _waits(run: Run, call: Call) -> dict[str, Any]:
     kind = "doubt" if call.phase == "doubt" else "approval" if call.approval is not None else "question"
-    arguments = msgspec.json.decode(call.check.arguments) if call.check is not None and call.check.arguments else {}
     reason = call.question if kind == "question" else call.because
     return {
         "run_id": run.id,
         "call_id": call.id,
         "kind": kind,
         "name": call.name,
-        "arguments": arguments,
+        "arguments": arguments_of(call),
         "digest": call.approval,
         "reason": reason,
         "since": call.since,
         "expires_at": call.expires_at,
     }
+
+
+def arguments_of(call: Call) -> dict[str, Any]:
+    """What a call runs with, in the order in which the model wrote it; what was filled in comes last."""
+    made: dict[str, Any] = msgspec.json.decode(call.check.arguments) if call.check is not None and call.check.arguments else {}
+    try:
+        written = msgspec.json.decode(call.proposed.arguments_text or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        written = {}
+    return {name: made[name] for name in written if name in made} | made if isinstance(written, dict) else made
 
 
 def message_json(message: Message, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,16 @@ from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.interrupts import Interruption
-from refold.runtime.cli.render import Page, fields, one_line, visible
+from refold.runtime.cli.render import Page, fields, one_line
+from refold.runtime.cli.stores import why
 from refold.runtime.store import NotAsked, Store, Verdict
 from refold.runtime.text import visible as says_something
 
 BY_OPTION = "--approve"
 
 
-def decided(options: o.Driving, store: Store, run: Run, interruption: Interruption) -> bool:
-    """Whether something was decided, so that the run can be driven on."""
+def decided(options: o.Driving, store: Store, run: Run, interruption: Interruption, *, first: bool) -> bool:
+    """Whether something was decided, so that the run can be driven on. The `first` time it is said how to leave."""
     asked = pending_of(run)
     granted = [one for one in asked if one["kind"] == "approval" and one["name"] in options.approve]
     for one in granted:
@@ -29,6 +30,13 @@ def decided(options: o.Driving, store: Store, run: Run, interruption: Interrupti
     if not left or options.no_input or sys.stdin is None or not sys.stdin.isatty():
         return bool(granted)
     answered = len(granted)
+    if first:
+        _wrapped(
+            "\nCtrl-C leaves the run to be resumed, and so does Ctrl-D."
+            if options.on_interrupt == "park"
+            else "\nCtrl-C ends the run, Ctrl-D leaves it for later.",
+            "dim",
+        )
     try:
         for one in left:
             _ask(store, run.id, one)
@@ -46,22 +54,22 @@ def decided(options: o.Driving, store: Store, run: Run, interruption: Interrupti
 def _ask(store: Store, run_id: str, one: dict[str, Any]) -> None:
     """Ask one thing until it is answered. Raises EOFError, KeyboardInterrupt."""
     if one["kind"] == "question":
-        text = _read(f"\n{visible(one['reason'])}\n> ")
+        _wrapped("\n" + one["reason"])
+        text = ""
         while not says_something(text):
             text = _read("> ")
         _append(partial(store.answer_sync, run_id, text, call=one["call_id"]))
         return None
     _wrapped(
-        f"\nIt is not known whether {one['name']} took place ({one_line(one['reason'])}):"
+        f"\nIt is not known whether {one['name']} took place ({why(one)}):"
         if one["kind"] == "doubt"
-        else f"\n{one['name']} waits for your approval ({one_line(one['reason'])}):"
+        else f"\n{one['name']} waits for your approval ({why(one)}):"
     )
-    for line in fields(one["arguments"]):
-        output.note(line)
+    _wrapped("\n".join(fields(one["arguments"])))
     if one["kind"] == "doubt":
         return _settle(store, run_id, one)
     while True:
-        word = _read("Allow it? [y/n] ").strip().lower()
+        word = _read("Allow it? [y/n, Ctrl-D: later] ").strip().lower()
         if word in ("y", "yes"):
             return _append(partial(store.approve_sync, run_id, one["call_id"], digest=one["digest"]))
         if word in ("n", "no"):
@@ -87,9 +95,10 @@ def _append(decide: Callable[[], object]) -> None:
         output.note(one_line(str(error)))
 
 
-def _wrapped(text: str) -> None:
-    for line in Page(sys.stderr).paragraphs(text):
-        output.note(line)
+def _wrapped(text: str, style: str = "") -> None:
+    page = Page(sys.stderr)
+    for line in page.paragraphs(text):
+        output.note(page.paint(line, style))
 
 
 def _read(prompt: str) -> str:

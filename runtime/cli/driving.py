@@ -50,7 +50,7 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
                 if result is None or result.lost or result.status != "waiting_for_user":
                     break
                 telling.close()
-                if not decided(options, store, result.run, interruption):
+                if not decided(options, store, result.run, interruption, first=verb is begin):
                     result = as_it_is(store, known.id)
                     break
                 telling = progress_for(store.journal(known.id).run, quiet=options.quiet)  # the human's word is in it
@@ -167,7 +167,8 @@ def ended(options: o.Driving, result: Result) -> int:
         because = "" if result.reason in (None, result.status) else f" ({result.reason})"
         said = f"run {run.id} {result.status}{because}" + (f": {one_line(result.detail)}" if code and result.detail else "")
         if code:
-            output.note(said)
+            for line in page.paragraphs(said):
+                output.note(line)
         if not options.quiet:
             for line in page.paragraphs(Story(run).used() if code else f"{said} · {Story(run).used()}"):
                 output.note(page.paint(line, "dim"))

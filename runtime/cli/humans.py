@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,7 +14,7 @@ from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, UNAVAILABLE, Refused
 from refold.runtime.cli.parsing import options_of
-from refold.runtime.cli.render import one_line, short
+from refold.runtime.cli.render import Page, one_line, short
 from refold.runtime.cli.stores import opened, text_of, to_drive, typed
 from refold.runtime.cli.wording import in_words, told
 from refold.runtime.consults import Consults
@@ -240,7 +241,7 @@ def _taken(options: o.Deciding, store: Store, run_id: RunId, taken: list[Taken])
         from refold.runtime.cli.running import drive_on  # what drives is loaded where it is needed
 
         for one in decided:
-            output.note(in_words(one))
+            output.note("\n".join(Page(sys.stderr).paragraphs(in_words(one))))
         return drive_on(options, store, run_id)
     if idle := [spec.names[0] for field, spec in options_of(o.Deciding).items() if field in DRIVES and getattr(options, field)]:
         output.note(f"{', '.join(idle)}: without --resume nothing is driven, so it had no effect")
@@ -248,7 +249,7 @@ def _taken(options: o.Deciding, store: Store, run_id: RunId, taken: list[Taken])
         output.document(decided if len(decided) != 1 else decided[0])
         return COMPLETED
     for one in decided:
-        output.line(in_words(one))
+        output.line("\n".join(Page().paragraphs(in_words(one))))
     run = store.journal(run_id).run
     if run.status == "waiting_for_user":
         output.note(f"the run waits for more: {typed(options, 'pending')}")

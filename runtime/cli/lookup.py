@@ -69,6 +69,10 @@ def agent_for_code(setup: f.Setup) -> Agent:
 
 def agent_named(spec: str) -> Agent:
     """The agent at MODULE:NAME, or under a name in the project's table. Raises Refused."""
+    file, _, name = spec.partition(":")
+    if "/" in file or file.endswith(".py"):
+        module = Path(file).stem
+        raise Refused(f"the agent {spec}: write its module as Python imports it, such as {module}:{name or 'agent'}, and run where {module}.py lies")
     if ":" not in spec:
         table = _table()
         if spec not in table:

@@ -53,10 +53,10 @@ def prompt(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """What was wrong and what to do: one line, whatever is in it."""
-    from refold.runtime.cli.render import one_line  # nor this
+    """What was wrong and what to do: one line, whatever is in it; in a terminal as wide as that is."""
+    from refold.runtime.cli.render import Page, one_line  # nor this
 
-    note(f"refold: {one_line(text)}")
+    note("\n".join(Page(sys.stderr).paragraphs(f"refold: {one_line(text)}")))
 
 
 def flush() -> None:

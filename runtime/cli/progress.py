@@ -6,7 +6,8 @@ It hears what the driver hears (parts of the stream, records as they become dura
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from refold.events import facts as f
@@ -14,7 +15,7 @@ from refold.events.codec import Record
 from refold.projections.evolve import evolve
 from refold.projections.run import Run
 from refold.runtime.cli import output
-from refold.runtime.cli.render import counted, cut, one_line, short, thousands
+from refold.runtime.cli.render import Page, counted, cut, one_line, short, thousands
 from refold.runtime.cli.telling import arguments, proposal, seconds, words
 from refold.runtime.ports import Part, ReasoningDelta, TextDelta
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 LINE: Final = 160
 """Columns that a text takes at most in a line of progress."""
+WHY: Final = 1_000
+"""And one that says what went wrong."""
+BESIDE: Final = 8
+"""Columns in which the turn is named."""
 
 Said = tuple[str, str]
 """A style and a text."""
@@ -82,7 +87,7 @@ class Story:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._names: dict[str, str] = {call.id: call.name for call in run.calls}
+        self._names = _names([call.proposed for call in run.calls])
         self._turn = 0
 
     def tell(self, record: Record) -> Iterator[Said]:
@@ -92,43 +97,43 @@ class Story:
         for style, text in self._lines(record):
             named = f"turn {record.turn}" if record.turn != self._turn else ""
             self._turn = record.turn
-            yield style, f"{named:<8}{text}"
+            yield style, f"{named:<{BESIDE}}{text}"
 
     def _lines(self, record: Record) -> Iterator[Said]:
         match record.fact:
             case f.ToolCallsRequested(text=text, calls=calls):
-                self._names |= {call.id: call.name for call in calls}
+                self._names |= _names(calls)
                 if text.strip():
                     yield "", one_line(text, LINE)
                 for call in calls:
                     yield "bold", f"→ {proposal(call)}"
             case f.ToolSucceeded(call=call_id, result=result, elapsed_us=elapsed):
-                yield "green", f"✓ {self._name(call_id)}: {short(result)} ({seconds(elapsed)})"
+                yield "green", f"✓ {self._name(call_id)} ({seconds(elapsed)}): {short(result)}"
             case f.ClarificationReceived(call=call_id, text=text):
                 yield "green", f"✓ {self._name(call_id)}: {one_line(text, LINE)}"
             case f.ApprovalGranted(call=call_id, who=who):
                 yield "green", f"✓ {self._name(call_id)} is approved by {one_line(who, 40)}"
             case f.ToolRejected(call=call_id) | f.ToolClosed(call=call_id) | f.ApprovalDenied(call=call_id) | f.ToolInDoubt(call=call_id):
-                yield "red", f"✗ {self._name(call_id)}: {cut(words(record), LINE)}"
+                yield "red", f"✗ {self._name(call_id)}: {cut(words(record), WHY)}"
             case f.DuplicateActionBlocked(call=call_id, message=message):
-                yield "red", f"✗ {self._name(call_id)}: duplicate_action: {one_line(message, LINE)}"
+                yield "red", f"✗ {self._name(call_id)}: duplicate_action: {one_line(message, WHY)}"
             case f.ContextCompacted(error=error):
-                yield ("red" if error else "dim"), f"≡ {cut(words(record), LINE)}"
+                yield ("red" if error else "dim"), f"≡ {cut(words(record), WHY if error else LINE)}"
             case f.RetryScheduled():
-                yield "yellow", f"↻ {cut(words(record), LINE)}"
+                yield "yellow", f"↻ {cut(words(record), WHY)}"
             case f.ModelInterrupted(cause="paused"):
                 yield "", "the provider paused, and is asked to go on"
             case f.ModelInterrupted() | f.ModelErrorObserved():
-                yield "red", f"✗ {cut(words(record), LINE)}"
+                yield "red", f"✗ {cut(words(record), WHY)}"
             case f.FinalRejected():
-                yield "yellow", f"✗ the answer is not accepted: {cut(words(record), LINE)}"
+                yield "yellow", f"✗ the answer is not accepted: {cut(words(record), WHY)}"
             case f.UserSaid(text=text):
                 yield "bold", f"said: {one_line(text, LINE)}"
             case _:
                 pass
 
     def _name(self, call_id: str) -> str:
-        return one_line(self._names.get(call_id, call_id), 64)
+        return self._names.get(call_id, call_id)
 
     def left(self) -> str:
         """Everything that has a limit: used of allowed."""
@@ -166,9 +171,21 @@ class Story:
         return {"executing_tools": "waiting for a human", "done": "done"}.get(run.state, "beginning")
 
 
+def _names(calls: Sequence[f.ProposedCall]) -> dict[str, str]:
+    """What each call of a turn is called: by its tool, and where that is called several times by its arguments too."""
+    times = Counter(call.name for call in calls)
+    return {call.id: cut(proposal(call), 48) if times[call.name] > 1 else one_line(call.name, 48) for call in calls}
+
+
 def _of(unit: str, used: str, allowed: object) -> str:
     limit = "" if allowed is None else f"/{thousands(allowed) if isinstance(allowed, int) else allowed}"
     return f"${used}{limit}" if unit == "$" else f"{used}{limit} s" if unit == "s" else f"{unit} {used}{limit}"
+
+
+def in_full(text: str, page: Page) -> list[str]:
+    """What went wrong, over several lines where it must be: its reason stands at the end."""
+    first, *rest = page.paragraphs(text[BESIDE:], " " * BESIDE)
+    return [text[:BESIDE] + first[BESIDE:], *rest]
 
 
 class Live:
@@ -206,7 +223,8 @@ class Live:
     def _print(self, text: str, style: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(cut(text, self._console.width), style=style))
+        for line in in_full(text, Page(sys.stderr)) if style in ("red", "yellow") else [cut(text, self._console.width)]:
+            self._console.print(Text(line, style=style))
 
     def _foot(self) -> "Group":
         from rich.console import Group

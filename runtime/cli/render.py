@@ -86,15 +86,16 @@ class Page:
         return self.paint(padded(word, columns), colour)
 
     def paragraphs(self, text: str, indent: str = "") -> list[str]:
-        """A text of several lines, wrapped and indented."""
+        """A text of several lines, wrapped and indented; what a line is indented by itself, the rest of it is too."""
         lines: list[str] = []
-        for line in visible(text.expandtabs(4)).split("\n"):
+        for line in visible(text if self.width is None else text.expandtabs(4)).split("\n"):
             if self.width is None or not line.strip():
                 lines.append((indent + line).rstrip())
             else:
-                lines += textwrap.wrap(
-                    line, max(len(indent) + 20, self.width), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True
-                )
+                words = line.lstrip()
+                margin = indent + line[: len(line) - len(words)]
+                width = max(len(margin) + 20, self.width)
+                lines += textwrap.wrap(words, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
         return lines
 
     def room(self, taken: int, otherwise: int = 120) -> int:

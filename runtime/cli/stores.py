@@ -63,13 +63,18 @@ def waiting_lines(options: o.Common, run: Run, asked: dict[str, Any]) -> list[st
 
 def what_waits(asked: dict[str, Any]) -> str:
     """What a run waits for, as the end of a sentence that begins with the run."""
-    reason = one_line(asked["reason"])
     if asked["kind"] == "question":
-        return f"asks: {reason}"
+        return f"asks: {one_line(asked['reason'])}"
+    reason = why(asked)
     shown = f"{one_line(asked['name'])} {short(asked['arguments'], 200)}".strip()
     if asked["kind"] == "approval":
         return f"waits for approval of {shown} ({reason})"
     return f"does not know whether {shown} took place" + (f" ({reason})" if reason else "")
+
+
+def why(asked: dict[str, Any]) -> str:
+    """Why a human is asked, on one line. What a rule without a name is called is no news to anybody."""
+    return one_line(asked["reason"]).replace("the tool's rule <lambda>", "a rule of the tool")
 
 
 def has_expired(asked: dict[str, Any]) -> bool:

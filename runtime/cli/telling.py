@@ -43,7 +43,7 @@ def words(record: Record) -> str:
         case f.ToolCallsAccepted(calls=calls) | f.ToolResultsInjected(calls=calls):
             return ", ".join(calls) or "none"
         case f.ToolSucceeded(result=result, elapsed_us=elapsed):
-            return f"{short(result)} ({seconds(elapsed)})"
+            return f"{seconds(elapsed)}: {short(result)}"
         case f.ToolFailed(kind=kind, message=message) | f.ToolRejected(kind=kind, message=message) | f.ToolClosed(kind=kind, message=message):
             return one_line(f"{kind}: {message}")
         case f.SummaryRequested(upto=upto, author=author):

@@ -9,7 +9,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.fsm.fold import fold
-from refold.projections.run import Call
+from refold.projections.view import arguments_of
 from refold.runtime.cli.render import compact, fields, one_line, visible
 from refold.runtime.store import Store, Taken
 
@@ -22,7 +22,7 @@ def told(store: Store, run_id: str, taken: Taken) -> dict[str, Any]:
     if call is None and record.call is not None:  # of a command that was taken before: the run as it stood then
         call = fold(store.read(run_id, upto=taken.position - 1)).call(record.call)
     if call is not None:
-        made |= {"call_id": call.id, "name": call.name, "arguments": _arguments(call)}
+        made |= {"call_id": call.id, "name": call.name, "arguments": arguments_of(call)}
     match record.fact:
         case f.ClarificationReceived(text=text):
             made |= {"decision": "answered", "question": call.question if call is not None else "", "answer": text}
@@ -43,10 +43,6 @@ def told(store: Store, run_id: str, taken: Taken) -> dict[str, Any]:
         case other:
             raise AssertionError(f"{other.TAG} is no word of a human")
     return made
-
-
-def _arguments(call: Call) -> Any:
-    return msgspec.json.decode(call.check.arguments) if call.check is not None and call.check.arguments else {}
 
 
 VERDICTS = {"happened": "it took place", "did_not_happen": "it did not take place", "tell_model": "nobody knows, and the model is told"}

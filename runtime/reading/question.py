@@ -31,6 +31,10 @@ HEAD: Final = re.compile(
     r"\b(?:which|what|how many|how much)\s+(?:(?:is|are|was|were)\s+the\s+(?:(?:default|exact)\s+)?(?:names?\s+of\s+(?:the\s+)?)?)?((?:[\w.-]+\s+){1,4})",
     re.IGNORECASE,
 )
+OF_A_YEAR: Final = re.compile(
+    r"(?:(?:what|how (?:much|high|large)) (?:is|are|was|were) )?(?:the |our )?((?:[^\W\d_][\w-]* ){1,3}?)(in |of |for )?((?:19|20)\d\d) ?[.?]?", re.IGNORECASE
+)
+"""A quantity and a year, however little is said around them."""
 QUESTION_CHARS_MAX: Final = 2_000
 
 
@@ -112,7 +116,10 @@ class Question:
     """A question taken apart: its stems in order, what it is about, which document it names, and what kind of answer it wants."""
 
     def __init__(self, text: str) -> None:
-        self.text = " ".join(text[:QUESTION_CHARS_MAX].split())
+        said = " ".join(text[:QUESTION_CHARS_MAX].split())
+        self.text = _spelled_out(said)
+        self.is_short = self.text != said
+        """Whether so little was said that only a figure which is given for that very thing can be meant."""
         self.words = words(self.text)
         self.stems = [stem(word) for word in self.words]
         self.content = content(re.sub(r"\bnumber of\b", "", self.text))
@@ -168,6 +175,14 @@ class Question:
             plurals = [word for word in words(found[1]) if stem(word) != word.lower() and not word.endswith(("ed", "ing"))]
             return frozenset({stem(plurals[0])} if plurals else self.head[-1:])
         return TIMES if re.search(r"\bhow (?:long|old)\b", self.text, re.IGNORECASE) else frozenset()
+
+
+def _spelled_out(text: str) -> str:
+    """`What was revenue in 2023?`, `How much was the revenue in 2023?` and `revenue 2023` as the question that they are; `RFC 2026` names a document."""
+    found = OF_A_YEAR.fullmatch(text)
+    if not found or set(stems(found[1])) & STOP_STEMS or not (found[2] or text[:1].islower() or not words(found[1])[-1].isupper()):
+        return text
+    return f"What was the {found[1]}in {found[3]}?"
 
 
 def _is_verb(word: str) -> bool:

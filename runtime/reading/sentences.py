@@ -49,6 +49,10 @@ DOUBT: Final = re.compile(
     r"\?\W*$|\b(?:would|could|might|perhaps|suggested|unclear|rejected|never|unlike|alternatively|hypothetical|expected|approximately|originally)\b|n't\b",
     re.IGNORECASE,
 )
+OWN: Final = frozenset({"the", "our", "its", "their"})
+GIVING: Final = stem_set("is are was were reach reached amount amounted total stand stood")
+PLACING: Final = frozenset({"in", "of", "for", "during", "the", "year"})
+NEARLY: Final = stem_set("at to about around only just nearly almost over roughly")
 CLAIMS_MAX: Final = 3
 
 
@@ -171,17 +175,15 @@ def _names(question: Question, span: str, leaf: Sequence[str]) -> frozenset[str]
         names = [one[0] for one in NAME.finditer(span) if not set(stems(one[0])) & known]
     elif set(question.head) & RELEASE:
         names = [one for one in VERSION.findall(span) if one not in known]
+    elif question.is_short and question.head:
+        names = _given(question, span)
     elif question.head:
         shapes = [SHAPES[one] for one in question.head[-1:] if one in SHAPES]
         found = [one for one in (shapes[-1] if shapes else LITERAL).finditer(span) if not stems(one[0]) or one[0].strip("`'\"") not in question.text]
         names = _equated(question, span)
         names += [one[0] for one in found if one[0].startswith("-") or question.head[-1] in leaf or _is_called(question.head[-1], span, one)]
         if not names and not shapes:
-            names = [
-                one[0]
-                for one in re.finditer(r"\b\d+(?:[.,]\d+)*", span)
-                if one[0] not in known and (set(question.head) & MEASURES or _is_given(question.head[-1], span[: one.start()]))
-            ]
+            names = _given(question, span)
     elif question.asks == "where":
         names = [one for one in re.findall(r"\b(?:in|at|near|from|to)\s+((?:[A-ZÀ-Þ][\w-]+\s?)+)", span) if not set(stems(one)) & known]
     elif question.defined:
@@ -209,6 +211,15 @@ def _equated(question: Question, span: str) -> list[str]:
     return []
 
 
+def _given(question: Question, span: str) -> list[str]:
+    """The numbers that a span gives for what is asked for; for a measure those that stand beside it, for few words those that are plainly its own."""
+    found = [one for one in re.finditer(r"\b\d+(?:[.,]\d+)*", span) if one[0] not in question.stems]
+    if question.is_short:
+        return [one[0] for one in found if _is_plainly_given(question.head, span[: one.start()])]
+    measured = bool(set(question.head) & MEASURES)
+    return [one[0] for one in found if measured or _is_given(question.head[-1], span[: one.start()])]
+
+
 def _is_called(noun: str, span: str, name: re.Match[str]) -> bool:
     """Whether a span calls the name so: the noun stands close to it, or `called` and `named` just before it."""
     before, after = stems(span[: name.start()])[-NEAR:], stems(span[name.end() :])[:NEAR]
@@ -225,6 +236,19 @@ def _is_given(noun: str, before: str) -> bool:
     return noun in clause and bool(
         set(clause[clause.index(noun) :]) & {"is", "are", "was", "were", "be", "reach", "amount", "total", "grow", "rise", "fall", "stand"}
     )
+
+
+def _is_plainly_given(nouns: Sequence[str], before: str) -> bool:
+    """Whether a clause says `the <nouns> in ... was` and then the number: nothing else is what it is the number of."""
+    clause = stems(re.split(r"[;:,] ", before)[-1])
+    for at in range(len(clause)):
+        if clause[at : at + len(nouns)] != list(nouns) or (at and clause[at - 1] not in OWN and not clause[at - 1].isdigit()):
+            continue
+        rest = clause[at + len(nouns) :]
+        verb = next((place for place, one in enumerate(rest) if one in GIVING), None)
+        if verb is not None and all(one in PLACING or one.isdigit() for one in rest[:verb]) and set(rest[verb + 1 :]) <= NEARLY:
+            return True
+    return False
 
 
 def _bare(span: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from refold.runtime.cli.main import perform
+from refold.runtime.cli.render import Page
 
 AGENT = '''
 import asyncio
@@ -89,6 +90,16 @@ class Shell:
         """A run of the crew that plays these turns, with the id `one` unless another is given."""
         named = () if "--run-id" in words else ("--run-id", "one")
         return self("run", "Do it.", "--agent", "crew:agent", "--model", self.script(*turns), *named, *words)
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both streams as a terminal of 40 columns without colours."""
+
+    def made(self: Page, _stream: object = None) -> None:
+        self.width, self.coloured = 40, False
+
+    monkeypatch.setattr(Page, "__init__", made)
 
 
 @pytest.fixture

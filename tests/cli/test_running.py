@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import re
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from refold.runtime import models
 from refold.runtime.cli import exits, progress
 from refold.runtime.cli.interrupts import Interruption
+from refold.runtime.cli.render import Page
 
 DONE = {"text": "All done."}
 LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
@@ -163,6 +165,77 @@ def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, terminal):
     assert results["t1.2"]["data"] == "2023"
 
 
+SENTENCE = "a sentence of several words, " * 4
+
+
+def test_what_is_asked_and_what_is_wrong_fit_the_terminal_and_keep_their_indent(shell, terminal, narrow):
+    # given a call to be approved and a question, each with more than a line
+    letter = {"calls": [{"name": "send", "arguments": {"to": "ann", "body": f"Dear Ann,\n{SENTENCE}"}}]}
+    terminal(f"y\n{SENTENCE}\n")
+    done = shell.run({"calls": [*letter["calls"], {"name": "ask_user", "arguments": {"question": SENTENCE}}]}, DONE)
+    # then both are shown in full, the arguments as the model wrote them
+    asked = done.err[done.err.index("\nsend waits") :]
+    assert "    to: ann\n    body:\n        Dear Ann,\n        a sentence of several words, a\n        sentence" in asked
+    assert " ".join(asked.split()).count(SENTENCE.strip()) == 2
+    assert [line for line in asked.splitlines() if len(line) > 40 and not line.startswith(">")] == []
+    # and so is an error
+    lines = shell("resume", "nobody-who-has-a-rather-short-name-or-a-long-one").err.splitlines()
+    assert len(lines) > 1
+
+
+def test_what_went_wrong_is_told_in_full(narrow):
+    lines = progress.in_full(f"turn 2  ✗ send: {SENTENCE}and then it broke", Page())
+    assert lines[0].startswith("turn 2  ✗ send: a sentence")
+    assert {line[:8] for line in lines[1:]} == {" " * 8}
+    assert lines[-1].endswith("it broke")
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_reason_is_not_cut_before_it_is_said(shell):
+    # given a tool that fails with many words, the last of which count
+    shell.write(
+        "fails.py",
+        f"from refold import Agent, tool\n@tool(effect='read')\ndef look() -> str:\n    'Looks.'\n    raise ValueError({SENTENCE * 2 + 'and then it broke'!r})\nagent = Agent(tools=[look])\n",
+    )
+    done = shell("run", "x", "--agent", "fails:agent", "--model", shell.script({"calls": [{"name": "look", "arguments": {}}]}, DONE))
+    # then
+    (line,) = [line for line in done.err.splitlines() if "✗" in line]
+    assert line.endswith("and then it broke")
+
+
+def test_results_of_one_tool_are_told_apart_and_the_time_they_took_is_not_cut(shell):
+    # given two calls of one tool in a turn, then one alone
+    places = ["n" * 300, "south"]
+    err = shell.run({"calls": [{"name": "look", "arguments": {"at": at}} for at in places]}, LOOK, DONE).err
+    # then
+    first, second, alone = [line for line in err.splitlines() if "✓" in line]
+    assert re.match(r' +✓ look at="n+… \(0\.\d\d s\): seen n+…$', first)
+    assert re.match(r' +✓ look at="south" \(0\.\d\d s\): seen south$', second)
+    assert re.match(r" +✓ look \(0\.\d\d s\): seen north$", alone)
+
+
+def test_how_to_leave_is_said_once_before_the_first_question(shell, terminal):
+    terminal("2023\n2024\n")
+    assert shell.run(ASK, ASK, DONE).err.count("Ctrl-C ends the run, Ctrl-D leaves it for later.") == 1
+    terminal("")
+    done = shell.run(SEND, DONE, words=("--run-id", "two", "--on-interrupt", "park"))
+    assert "Ctrl-C leaves the run to be resumed, and so does Ctrl-D." in done.err
+    assert "Allow it? [y/n, Ctrl-D: later]" in done.err
+    assert done.code == exits.WAITING
+
+
+def test_a_rule_without_a_name_is_not_called_by_one(shell):
+    # given an approval that a lambda asks for
+    shell.write(
+        "rules.py",
+        "from refold import Agent, tool\n@tool(approval=lambda a: True)\ndef pay(amount: int) -> str:\n    'Pays.'\n    return ''\nagent = Agent(tools=[pay])\n",
+    )
+    done = shell("run", "x", "--agent", "rules:agent", "--model", shell.script({"calls": [{"name": "pay", "arguments": {"amount": 5}}]}))
+    # then
+    assert "a rule of the tool asks for approval of these arguments" in done.err
+    assert "lambda" not in done.err
+
+
 def test_nobody_is_asked_without_input(shell, terminal):
     terminal("2023\n")
     assert shell.run(ASK, DONE, words=("--no-input",)).code == exits.WAITING
@@ -215,6 +288,10 @@ def test_an_interruption_is_said_by_whoever_tells_of_the_run_now(shell, terminal
         (("run", "x", "--agent", "raises:agent"), "not today"),
         (("run", "x", "--agent", "syntax:agent"), "line 1"),
         (("run", "x", "--agent", "crew"), "MODULE:NAME"),
+        (("run", "x", "--agent", "../term/team.py:agent"), "such as team:agent, and run where team.py lies"),
+        (("run", "x", "--agent", "./team:crew"), "such as team:crew, and run where team.py lies"),
+        (("run", "x", "--agent", "crew.py:agent"), "such as crew:agent, and run where crew.py lies"),
+        (("run", "x", "--agent", "crew.py"), "such as crew:agent, and run where crew.py lies"),
         (("run", "x", "--agent", "crew:agent", "--docs", "."), "--docs"),
         (("run", "x", "--model", "gtp:5"), "gtp"),
         (("run", "x", "--max-turns", "many"), "--max-turns many"),

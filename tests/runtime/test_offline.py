@@ -108,6 +108,54 @@ def test_questions_about_figures_are_answered_from_the_documents(folder: Path, q
 @pytest.mark.parametrize(
     "question",
     [
+        "What was turnover in 2023?",
+        "What was our turnover in 2023?",
+        "How much was turnover in 2023?",
+        "How high was the turnover of 2023",
+        "Turnover in 2023",
+        "turnover 2023",
+        "turnover 2023?",
+    ],
+)
+def test_few_words_are_enough_for_a_quantity_of_a_year(folder: Path, question: str) -> None:
+    answer = ask(folder, question)
+    assert answer.text == "Turnover in 2023 was 64.0 million crowns. [report-2023]"
+
+
+@pytest.mark.parametrize("question", ["Compare turnover in 2023 and 2024.", "compare the turnover of 2023 with 2024"])
+def test_two_years_are_compared_by_the_growth_between_them(folder: Path, question: str) -> None:
+    answer = ask(folder, question)
+    assert "64.0 million" in answer.text
+    assert "56.0 million" in answer.text
+    assert "-12.5 %" in answer.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The turnover penalty in 2023 was 2 million crowns.",
+        "Turnover tax in 2023 was 7 crowns.",
+        "Net turnover in 2023 was 8 crowns.",
+        "The turnover of the shop in 2023 was 9 crowns.",
+        "Turnover in 2023 rose by 3 million crowns.",
+        "In 2023 the turnover was not counted, and 11 people left.",
+    ],
+)
+def test_few_words_are_not_answered_with_the_figure_of_something_else(tmp_path: Path, said: str) -> None:
+    (tmp_path / "report-2023.md").write_text(f"# Report 2023\n\n{said}\n")
+    assert ask(tmp_path, "turnover 2023").no_evidence
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "turnover 2022",
+        "What was profit in 2023?",
+        "Depot 2024",
+        "team 2023",
+        "REPORT 2023",
+        "Compare profit in 2023 and 2024.",
+        "Compare turnover in 2022 and 2024.",
         "What was the profit growth between 2023 and 2024?",
         "What was the turnover in 2022?",
         "Find the growth rate between 2021 and 2022 from our reports.",
