@@ -133,11 +133,11 @@ def _raising(name: str) -> Callable[..., NoReturn]:
 
 
 class _Date(datetime.date):
-    today = _raising("date.today")  # type: ignore[assignment]  # it never gives a date
+    today = _raising("date.today")
 
 
 class _Datetime(datetime.datetime):
-    now = utcnow = today = _raising("datetime.now")  # type: ignore[assignment]  # it never gives a date
+    now = utcnow = today = _raising("datetime.now")
 
 
 def _refused(event: str, _: object) -> None:

@@ -24,6 +24,7 @@ from refold.events.log import open_log
 from refold.events.memory import MemoryLog
 from refold.events.sqlite import SqliteLog
 from refold.events.storage import Log
+from refold.events.words import Digest
 from refold.runtime.transfer import MIDDLE, PREFIX
 from refold.testing.trajectory import Trajectory
 
@@ -44,7 +45,7 @@ class Keeper:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         for kind in (MemoryLog, Trajectory):
-            self._hooks.enter_context(mock.patch.object(kind, "__init__", self._holding(kind.__init__)))  # type: ignore[misc]  # to be called with an object of that kind
+            self._hooks.enter_context(mock.patch.object(kind, "__init__", self._holding(kind.__init__)))
         for store in _closable():
             self._hooks.enter_context(mock.patch.object(store, "close", self._closing(store.close)))
         return self
@@ -56,7 +57,7 @@ class Keeper:
     def flush(self) -> None:
         """Keep what is in memory, and let go of what nobody else holds."""
         for test, _, kind, inside in self._held:
-            again = kind.__new__(kind)
+            again: Any = object.__new__(kind)
             vars(again).update(inside)
             self._keep(again, test)
         self._held = [held for held in self._held if held[1]() is not None]
@@ -159,22 +160,22 @@ def _begins(path: Path, mark: bytes) -> bool:
 
 def _lines_of(log: Log, run_id: str) -> Iterator[bytes]:
     """The lines of an export, of a damaged run too: it is to be judged elsewhere, not believed here."""
-    payloads: dict[str, bytes] = {}
+    payloads: dict[Digest, bytes] = {}
     for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
         payloads |= log.payloads(stream)
     return _lines((row.state for row in history(log, run_id)), payloads)
 
 
-def _lines(stored: Iterable[bytes], payloads: Mapping[Any, bytes]) -> Iterator[bytes]:
+def _lines(stored: Iterable[bytes], payloads: Mapping[Digest, bytes]) -> Iterator[bytes]:
     left = dict(payloads)
     for record in stored:
         for digest in _named(record):
             if digest in left:
-                yield PREFIX + str(digest).encode("ascii") + MIDDLE + left.pop(digest) + b"}"
+                yield PREFIX + digest.encode("ascii") + MIDDLE + left.pop(digest) + b"}"
         yield record
 
 
-def _named(record: bytes) -> list[Any]:
+def _named(record: bytes) -> list[Digest]:
     try:
         return list(large.references(bytes(read_line(record).data)))
     except Exception:  # noqa: BLE001 - whatever it is, it names nothing
