@@ -115,6 +115,12 @@ def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, be
 
     Raises Unreadable where the fact could not be read again (a bug at the border: nothing of it may reach the log).
     """
+    stored, payloads = encoded(edge, run=run, position=position, batch=batch, stamp=stamp, before=before)
+    return read(stored, payloads.__getitem__), payloads
+
+
+def encoded(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, before: Digest) -> tuple[bytes, dict[Digest, bytes]]:
+    """The bytes of the record of one fact, and the payloads that belong to it."""
     fact = edge.fact
     data, payloads = move_out(data_of(fact))
     line = Line(
@@ -133,7 +139,7 @@ def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, be
         data=msgspec.Raw(data),
     )
     stored, _ = close(_encoder.encode(line), before)
-    return read(stored, payloads.__getitem__), payloads
+    return stored, payloads
 
 
 _read_line: Final = msgspec.json.Decoder(Line).decode

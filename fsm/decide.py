@@ -4,7 +4,7 @@ Pure. The inputs are folded first; then whatever follows from the state alone is
 Starting, resuming, recovering, handing over and replaying are this one function.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -31,17 +31,17 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stamp: Stamp
 
 
-def decide(run: Run, inputs: Sequence[f.Input], stamp: Stamp) -> Batch:
+def decide(run: Run, inputs: Sequence[f.Input], stamp: Stamp, move: Callable[[Cursor, f.Fact], None] = fire) -> Batch:
     """The batch for some input facts. Raises Illegal where one has no place here, UnsupportedEngine for rules this version does not know.
 
-    A fact from outside derives nothing: only the driver opens or closes a call, requests the model or ends the run.
+    A fact from outside derives nothing: only the driver opens or closes a call, requests the model or ends the run. `move` is one of the two implementations of a move.
     """
     cursor = Cursor(run, stamp)
     for fact in inputs:
-        fire(cursor, fact)
+        move(cursor, fact)
     if not all(map(from_outside, inputs)):
         while (follows := follow(cursor.run, stamp)) is not None:
-            fire(cursor, follows)
+            move(cursor, follows)
     return Batch(edges=tuple(cursor.edges), runs=tuple(cursor.runs), run=cursor.run, stamp=stamp)
 
 

@@ -256,7 +256,7 @@ def fire_compiled(cursor: Cursor, fact: f.Fact) -> None:
     for limit in row.limits:
         exceeded = limit(cursor.run, cursor.stamp)
         if exceeded is not None:
-            raise Refused(cursor.state, fact.TAG, exceeded)
+            raise Refused(cursor.state, fact.TAG, exceeded, position=cursor.run.position + 1)
     _take(cursor, fact, row.target)
     cursor.state = row.target
 
@@ -275,10 +275,10 @@ def _row(state: str, run: Run, fact: f.Fact) -> Compiled:
     """The row of a fact from a state, if its structure holds. Raises Illegal."""
     row = EDGES[state].get(fact.TAG)
     if row is None:
-        raise Illegal(state, fact.TAG)
+        raise Illegal(state, fact.TAG, position=run.position + 1)
     for requires in row.requires:
         if not requires(run, fact):
-            raise Illegal(state, fact.TAG, _in_words(requires))
+            raise Illegal(state, fact.TAG, _in_words(requires), position=run.position + 1)
     return row
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Edge, Record, Stamp, write
+from refold.events.codec import Edge, Record, Stamp, encoded, read
 from refold.events.payloads import Load
-from refold.events.words import RunId
+from refold.events.words import Digest, RunId
 from refold.fsm import causes
 from refold.fsm.answers import Response, classify
 from refold.fsm.batches import Batch, Stored as Stored, batches
@@ -20,7 +20,7 @@ from refold.fsm.causes import Cause
 from refold.fsm.decide import decide
 from refold.fsm.divergence import TYPE, Difference, Divergence as Divergence, Nearest, difference, diverges, first_difference, values_of
 from refold.fsm.history import NOT_JUDGED
-from refold.fsm.machine import Illegal, Refused, empty
+from refold.fsm.machine import Illegal, Refused, empty, fire_compiled
 from refold.projections.run import Run, replace
 
 Ask = Callable[[Run, Sequence[f.Input]], Sequence[f.Input]]
@@ -28,7 +28,7 @@ Ask = Callable[[Run, Sequence[f.Input]], Sequence[f.Input]]
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay gives: the number of records that were stored, the whole log as derived, and the first divergence."""
+    """What a replay gives: the number of records that were stored, the whole log as derived where it was kept, and the first divergence."""
 
     run: Run
     events: int
@@ -36,8 +36,11 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     divergence: Divergence | None
 
 
-def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None = None) -> Derived:
-    """Derive a run again. With `ask` the agent's verdicts are asked for again and compared too. Raises UnsupportedEngine."""
+def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None = None, *, keep: bool = True) -> Derived:
+    """Derive a run again, in flat memory where what is derived need not be kept. With `ask` the agent's verdicts are asked for again and compared too.
+
+    Raises UnsupportedEngine.
+    """
     counted = _Counted(rows)
     read = batches(counted, load)
     run = empty(RunId(run_id))
@@ -46,7 +49,8 @@ def replay_rows(run_id: str, rows: Iterable[Stored], load: Load, ask: Ask | None
     for batch in read:
         again = _batch(run, batch, ask)
         run = again.run
-        derived += again.records
+        if keep:
+            derived += again.records
         if first is None and again.found is not None:
             first = msgspec.structs.replace(again.found, nearest=_nearest(again, batch, read))
         if not again.goes_on:
@@ -108,7 +112,7 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
     inputs = ask(run, given) if ask is not None else given
     stamp = Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us)
     try:
-        decided = decide(run, inputs, stamp)
+        decided = decide(run, inputs, stamp, fire_compiled)
     except NOT_JUDGED as error:  # only records that somebody else made up have such inputs
         return _Again(run, found=diverges(first.position, Difference("data", first.type, None), causes.unfit(error), first))
     except (Illegal, Refused) as error:
@@ -148,13 +152,19 @@ def _written(run: Run, edges: Sequence[Edge], stamp: Stamp, stored: Mapping[int,
     pairs: list[_Pair] = []
     before, first = run.head, run.position + 1
     for position, edge in enumerate(edges, first):
-        made, _ = write(edge, run=run.id, position=position, batch=first, stamp=stamp, before=before)
         kept = stored.get(position)
-        differs = difference(kept, made) if kept is not None else None
+        made = _made(edge, kept, run=run.id, position=position, batch=first, stamp=stamp, before=before)
+        differs = difference(kept, made) if kept is not None and kept is not made else None
         taken = kept if kept is not None and differs is None else made
         pairs.append(_Pair(made, taken, differs))
         before = taken.digest
     return pairs
+
+
+def _made(edge: Edge, kept: Record | None, *, run: RunId, position: int, batch: int, stamp: Stamp, before: Digest) -> Record:
+    """The record of a fact: the stored one, where its bytes are the same, and not read again."""
+    made, payloads = encoded(edge, run=run, position=position, batch=batch, stamp=stamp, before=before)
+    return kept if kept is not None and kept.stored == made else read(made, payloads.__getitem__)
 
 
 # -- where they part

@@ -44,7 +44,7 @@ def held_against(audit: Audit, damage: tuple[int, str] | None) -> Audit:
 def _derived_again(run_id: str, rows: Iterable[Stored], load: Load) -> Invariant:
     """I14, with the first place where it does not hold."""
     try:
-        derived = replay_rows(run_id, rows, load)
+        derived = replay_rows(run_id, rows, load, keep=False)
     except UnsupportedEngine as error:
         return Invariant(id="I14", ok=False, title=TITLE, evidence=(f"it cannot be judged: {error}",))
     found = derived.divergence

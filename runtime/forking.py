@@ -9,17 +9,17 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Edge, Line, Record, read, read_line
+from refold.events.codec import Edge, Line, Record, read_line
 from refold.events.lineage import ancestors, history, split_of
 from refold.events.storage import Conflict, Log, Row
 from refold.events.words import CallId, Digest, RunId
 from refold.fsm.decide import Batch, written
 from refold.projections import forking
 from refold.projections.prefix import HISTORY
-from refold.projections.revisions import rules_of
+from refold.projections.revisions import SUPPORTED, UnsupportedEngine, rules_of
 from refold.projections.run import Run
 from refold.runtime.driver import RunExists
-from refold.runtime.journal import USER, Journal, UnknownRun, loader, stamp
+from refold.runtime.journal import USER, Journal, UnknownRun, loader, record_of, stamp
 from refold.runtime.ports import Clock, SystemClock
 from refold.runtime.text import whole
 
@@ -54,10 +54,12 @@ AS_IT_WAS: Final = Asked()
 
 
 def fork(log: Log, run_id: str, at: int, new_id: RunId, asked: Asked = AS_IT_WAS, *, who: str = USER, clock: Clock | None = None) -> Forked:
-    """Begin a run at the last place at or before `at` where another rests. Raises UnknownRun, NoFork, RunExists, OtherHistory, StoreUnavailable."""
+    """Begin a run at the last place at or before `at` where another rests. Raises UnknownRun, NoFork, RunExists, OtherHistory, UnsupportedEngine, StoreUnavailable."""
     rest = rest_at(log, run_id, at)
     before = setup_at(log, run_id, rest.position)
     after = _changed(before, asked.changes)
+    if after.engine not in SUPPORTED:
+        raise UnsupportedEngine(after.engine)
     if not rules_of(after.engine).chains and (asked.edits or asked.message or _other_prompt(before, after)):
         raise NoFork(f"run {run_id} was begun under the rules of an older version ({after.engine}), which cannot show its past otherwise: fork it as it is")
     fact = f.RunForked(
@@ -138,7 +140,7 @@ def _read(row: Row) -> Line:
 def setup_at(log: Log, run_id: str, at: int) -> f.Setup:
     """The setup of a run there, but for a model that a driver changed: what it was begun with, and what forks made of it."""
     load = loader(log, run_id, many=False)
-    first = read(next(history(log, run_id)).state, load).fact
+    first = record_of(next(history(log, run_id)), load).fact
     assert isinstance(first, f.RunStarted | f.RunContinued)
     setup = first.setup
     for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
@@ -216,7 +218,7 @@ def _performed(log: Log, run_id: str, rest: Line) -> tuple[CallId, ...]:
         if line.type == f.ToolStarted.TAG and line.call is not None:
             started.append(line.call)
     load = loader(log, run_id, many=False)
-    turn = (read(row.state, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
+    turn = (record_of(row, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
     return next((tuple(call.id for call in fact.calls) for fact in turn if isinstance(fact, f.ToolCallsRequested)), ())
 
 
@@ -259,7 +261,7 @@ class Elsewhere:
         for row in history(self._log, run_id, self._from[run_id]):
             self._from[run_id] = row.position
             if row.type in (f.CallsChecked.TAG, f.CallSuperseded.TAG, f.ToolStarted.TAG):
-                self._take(run_id, read(row.state, load))
+                self._take(run_id, record_of(row, load))
 
     def _take(self, run_id: str, record: Record) -> None:
         checks = self._checks[run_id]

@@ -69,7 +69,7 @@ class Journal:
             return 0
         load = loader(self.log, self.id, many=len(rows) > 50)
         for row in rows:
-            record = read(row.state, load)
+            record = record_of(row, load)
             self._fold(record, step(self.run, record))
         return len(rows)
 
@@ -240,6 +240,14 @@ def loader(log: Log, run_id: str, *, many: bool) -> Load:
         return value
 
     return load
+
+
+def record_of(row: Row, load: Load) -> Record:
+    """The record of a row. Raises Unreadable with the position at which it stands, which the bytes themselves may not say."""
+    try:
+        return read(row.state, load)
+    except Unreadable as error:
+        raise Unreadable(f"{row.type} at position {row.position}: {error.why}") from error
 
 
 async def _settled(future: "Future[None]") -> None:

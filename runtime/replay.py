@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Record, Unreadable, read
+from refold.events.codec import Unreadable, read
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
 from refold.fsm import causes
@@ -41,7 +41,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     events: int
     divergence: Divergence | None
-    records: tuple[Record, ...]
     what_if: WhatIf | None = None
 
     @property
@@ -119,14 +118,14 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     def ask() -> Ask | None:
         return asking_again(recording, agent) if agent is not None else None
 
-    derived = replay_rows(run_id, recording.rows(), load, ask() if changes is None else None)
+    derived = replay_rows(run_id, recording.rows(), load, ask() if changes is None else None, keep=False)
     divergence, damage = derived.divergence, recording.damage
     if damage is not None and (divergence is None or divergence.position > damage[0]):
         divergence = diverges(damage[0], Difference("bytes", damage[1], None), causes.changed("the file is damaged"))
     told = what_if(run_id, recording.rows(), load, changes or {}, ask()) if changes is not None or agent is not None else None
     if told is not None and damage is not None:
         told = cut_short(told, damage[0] - 1, damage[1])
-    return Replayed(run_id=run_id, events=derived.events, divergence=divergence, records=derived.records, what_if=told)
+    return Replayed(run_id=run_id, events=derived.events, divergence=divergence, what_if=told)
 
 
 def asking_again(recording: Recording, agent: Agent) -> Ask:

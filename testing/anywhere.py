@@ -23,11 +23,12 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from refold.fsm.audit import Audit
+from refold.fsm.replay import replay_rows
 from refold.projections.revisions import UnsupportedEngine
 from refold.runtime.agent import Agent
 from refold.runtime.cli.lookup import agent_named
 from refold.runtime.replay import Replayed, in_file, replayed
-from refold.runtime.transfer import audit_json, parse
+from refold.runtime.transfer import Export, audit_json, parse
 
 CLOCKS: Final = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime", "gmtime", "ctime", "strftime", "sleep")
 RANDOM: Final = ("random", "getrandbits")
@@ -74,9 +75,14 @@ def judge(data: bytes, name: str, agent: Agent | None = None) -> Judged:
         why=_first_fault(audit),
         cause=cause,
         audit=_digest(msgspec.json.encode(audit_json(audit))),
-        derived=_digest(b"\n".join(record.stored for record in again.records) if again is not None else b""),
+        derived=_derived(export) if again is not None else "",
         verdict=again.verdict if again is not None and agent is not None else "",
     )
+
+
+def _derived(export: Export) -> str:
+    """The digest of the log as it is derived again."""
+    return _digest(b"\n".join(record.stored for record in replay_rows(export.run_id, export.rows, export.load).records))
 
 
 def _first_fault(audit: Audit) -> str:

@@ -44,7 +44,7 @@ def certify(options: o.Certify) -> int:
         output.document({**as_json(certificate), "seconds": seconds})
     else:
         page = Page()
-        output.line("\n".join([*_summary(certificate, seconds, page), *_findings(certificate, page)]))
+        output.line("\n".join([*summary(certificate, seconds, page), *_findings(certificate, page)]))
     return COMPLETED if certificate.ok else FOUND
 
 
@@ -103,7 +103,8 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def _summary(certificate: Certificate, seconds: float, page: Page) -> list[str]:
+def summary(certificate: Certificate, seconds: float, page: Page) -> list[str]:
+    """The verdict, and what was tried, in 80 columns."""
     twin = certificate.twin
     verdict = page.paint("certified", "green") if certificate.ok else page.paint("not certified", "red")
     lines = [
@@ -112,10 +113,10 @@ def _summary(certificate: Certificate, seconds: float, page: Page) -> list[str]:
         "",
     ]
     width = max(map(len, FAMILIES.values())) + 2
-    lines.append(page.paint(f"{'':<{width}}{'SCENARIOS':>10}{'DEATHS':>10}", "dim"))
+    lines.append(page.paint(f"{'':<{width}}{'SCENARIOS':>9}{'DEATHS':>9}", "dim"))
     for family, meaning in FAMILIES.items():
         if family in certificate.scenarios:
-            lines.append(f"{padded(meaning, width)}{thousands(certificate.scenarios[family]):>10}{thousands(certificate.deaths[family]):>10}")
+            lines.append(f"{padded(meaning, width)}{thousands(certificate.scenarios[family]):>9}{thousands(certificate.deaths[family]):>9}")
     lines.append("")
     for name, number in counts(certificate).items():
         bad = number and name in ("duplicates", "losses", "divergences")

@@ -190,8 +190,12 @@ def check_messages(body: Body) -> None:
             waiting, hosted = _assistant_blocks(blocks, hosted, used, where)
     _need(not waiting, f"messages: the call {waiting[0] if waiting else ''!r} has no result")
     _need(not used or bool(tools), "tools: a history with calls needs the tools declared")
-    paused = any(str(block.get("type")).endswith(("_tool_use", "_tool_result")) for block in messages[-1]["content"] if isinstance(block, dict))
+    paused = messages[-1]["role"] == "assistant" and any(
+        str(block.get("type")).endswith(("_tool_use", "_tool_result")) for block in messages[-1]["content"] if isinstance(block, dict)
+    )
     _need(messages[-1]["role"] == "user" or paused, "messages: the last message is the user's, unless the provider paused")
+    last = messages[-1]["content"][-1] if paused else {}
+    _need(last.get("type") != "text" or last["text"] == last["text"].rstrip(), "messages: a last message of the model does not end in white space")
 
 
 def _user_blocks(blocks: Sequence[Body], waiting: Sequence[str], hosted: Sequence[str], where: str) -> None:

@@ -76,7 +76,7 @@ class _Conversation:
             if answer is None:
                 break
             self._store.answer_sync(run_id, answer, call=asked[0]["call_id"])
-            result = driven(self._options, self._store, self._agent, result.run, self._resume(run_id))
+            result = driven(self._options, self._store, self._agent, self._store.journal(run_id).run, self._resume(run_id))
         return result
 
     def _begin(self, line: str, run_id: RunId) -> Verb:

@@ -25,7 +25,7 @@ from refold.runtime.cli import lookup, options as o, output
 from refold.runtime.cli.driving import user_code
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.render import Page, bytes_of, counted, one_line, since
-from refold.runtime.cli.stores import opened, to_type, typed, what_waits
+from refold.runtime.cli.stores import opened, to_drive, to_type, typed, what_waits
 from refold.runtime.journal import Journal, loader
 from refold.runtime.store import Store
 
@@ -93,7 +93,7 @@ def _examined(options: o.Doctor, store: Store, run_id: str, sizes: Sizes) -> Ite
     if run.ended is not None:
         return
     for asked in pending_of(run):
-        yield Finding(run_id, run.status, asked["kind"], what_waits(asked), asked["since"], to_type(options, asked))
+        yield Finding(run_id, run.status, asked["kind"], what_waits(asked), asked["since"], to_type(options, run, asked))
     if not run.waits:
         yield from _undriven(options, store, journal)
     yield from _changed(options, run)
@@ -142,7 +142,7 @@ def _undriven(options: o.Doctor, store: Store, journal: Journal) -> Iterator[Fin
     run = journal.run
     if run.ended is not None or run.waits or run.position != before.position:
         return
-    lines = [typed(options, "cancel" if run.cancel is not None else "resume", run.id)]
+    lines = [typed(options, "cancel", run.id) if run.cancel is not None else to_drive(options, "resume", run)]
     if run.driver is None:
         why = "is to be cancelled, and nobody drives it" if run.cancel is not None else "can go on, and nobody drives it"
         yield Finding(run.id, run.status, "parked", why, run.at, lines)

@@ -16,11 +16,11 @@ from refold.projections.view import pending_of
 from refold.runtime.agent import Agent, Shown
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.asking import decided
-from refold.runtime.cli.exits import INTERRUPTED, OF_STATUS, UNAVAILABLE, WAITING, Refused
+from refold.runtime.cli.exits import FAILED, INTERRUPTED, OF_STATUS, STOPPED, UNAVAILABLE, WAITING, Refused
 from refold.runtime.cli.interrupts import Interruption
 from refold.runtime.cli.progress import Progress, Story, progress_for
 from refold.runtime.cli.render import Page, one_line
-from refold.runtime.cli.stores import typed, waiting_lines
+from refold.runtime.cli.stores import to_drive, typed, waiting_lines
 from refold.runtime.driver import STOPPING, RunExists
 from refold.runtime.journal import this_process
 from refold.runtime.models import DEFAULT
@@ -43,7 +43,8 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
     hear = _noting(telling, agent, options)
     verb = begin
     try:
-        with Interruption(store, known.id, options.on_interrupt, telling.note, telling.close) as interruption:
+        # whoever tells of the run is another one after each answer
+        with Interruption(store, known.id, options.on_interrupt, lambda text: telling.note(text), lambda: telling.close()) as interruption:
             while True:
                 result = _performed(verb, hear, interruption)
                 if result is None or result.lost or result.status != "waiting_for_user":
@@ -52,7 +53,7 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
                 if not decided(options, store, result.run, interruption):
                     result = as_it_is(store, known.id)
                     break
-                telling = progress_for(result.run, quiet=options.quiet)
+                telling = progress_for(store.journal(known.id).run, quiet=options.quiet)  # the human's word is in it
                 hear = telling.hear
                 verb = lambda heard: agent.resume(known.id, store=store, heard=heard)  # noqa: E731 - as `begin`
     except RunExists:
@@ -157,11 +158,11 @@ def ended(options: o.Driving, result: Result) -> int:
     code = OF_STATUS[result.status]
     if code == WAITING:
         for asked in pending_of(run):
-            what, *lines = waiting_lines(options, asked)
+            what, *lines = waiting_lines(options, run, asked)
             for line in (*page.paragraphs(what), *lines):
                 output.note(line)
     elif code == INTERRUPTED:
-        output.note(f"run {run.id} was left where it is; go on with: {typed(options, 'resume', run.id)}")
+        output.note(f"run {run.id} was left where it is; go on with: {to_drive(options, 'resume', run)}")
     else:
         because = "" if result.reason in (None, result.status) else f" ({result.reason})"
         said = f"run {run.id} {result.status}{because}" + (f": {one_line(result.detail)}" if code and result.detail else "")
@@ -170,6 +171,8 @@ def ended(options: o.Driving, result: Result) -> int:
         if not options.quiet:
             for line in page.paragraphs(Story(run).used() if code else f"{said} · {Story(run).used()}"):
                 output.note(page.paint(line, "dim"))
+            if code in (FAILED, STOPPED) and not isinstance(options, o.Chat):  # the next line of a chat goes on from it
+                output.note(f"go on from it with: {to_drive(options, 'continue', run, 'MESSAGE')}")
     return code
 
 

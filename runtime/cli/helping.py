@@ -81,7 +81,7 @@ def _spelled(option: Option) -> str:
 
 def _entry(term: str, text: str, column: int, width: int) -> Iterable[str]:
     """A term and what it means, beside it where it fits, else below."""
-    first = f"  {term}".ljust(column)
+    first = f"  {term} ".ljust(column)
     body = textwrap.wrap(text, max(20, width - column))
     if len(first) > column or not body:
         return [f"  {term}", *(" " * column + part for part in body)]

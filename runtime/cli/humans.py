@@ -14,7 +14,7 @@ from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, UNAVAILABLE, Refused
 from refold.runtime.cli.parsing import options_of
 from refold.runtime.cli.render import one_line, short
-from refold.runtime.cli.stores import opened, text_of, typed
+from refold.runtime.cli.stores import opened, text_of, to_drive, typed
 from refold.runtime.cli.wording import in_words, told
 from refold.runtime.consults import Consults
 from refold.runtime.store import Ambiguous, NotAsked, Store, Taken, Verdict
@@ -118,9 +118,10 @@ def cancel(options: o.Cancel) -> int:
         run_id = store.find(options.run)
         taken = store.cancel_sync(run_id, options.reason, command_id=command_id)
         status = _ended(store, run_id, command_id, 0 if options.no_wait else CANCEL_WAIT_S)
+        run = store.journal(run_id).run
     if status is None and not options.no_wait:
         raise Refused(
-            f"the cancellation is in the log of run {run_id}, but its driver did not end it within {CANCEL_WAIT_S:.0f} s; whoever drives it next does: {typed(options, 'resume', run_id)}",
+            f"the cancellation is in the log of run {run_id}, but its driver did not end it within {CANCEL_WAIT_S:.0f} s; whoever drives it next does: {to_drive(options, 'resume', run)}",
             UNAVAILABLE,
         )
     if options.json:
@@ -252,5 +253,5 @@ def _taken(options: o.Deciding, store: Store, run_id: RunId, taken: list[Taken])
     if run.status == "waiting_for_user":
         output.note(f"the run waits for more: {typed(options, 'pending')}")
     if run.ended is None and not run.waits and store.log.holder(run_id) is None:
-        output.note(f"drive it on with: {typed(options, 'resume', run_id)}")
+        output.note(f"drive it on with: {to_drive(options, 'resume', run)}")
     return COMPLETED

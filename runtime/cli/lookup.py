@@ -37,11 +37,25 @@ def agent_for_record(options: Driving, setup: f.Setup) -> Agent:
     """The agent that drives a run on, by the name in its record unless another is given. Raises Refused, DocumentsError."""
     if options.agent:
         return agent_named(options.agent)
-    if options.docs or (setup.agent == RESEARCH and setup.documents):
+    if options.docs or _is_research(setup):
         return _research(options.docs or setup.documents, options.store)
-    if setup.agent == plain.NAME and setup.validators == (plain.says_something.__name__,):
-        return plain.plain_agent()
-    return agent_for_code(setup)
+    return plain.plain_agent() if _is_plain(setup) else agent_for_code(setup)
+
+
+def _is_research(setup: f.Setup) -> bool:
+    return setup.agent == RESEARCH and bool(setup.documents)
+
+
+def _is_plain(setup: f.Setup) -> bool:
+    return setup.agent == plain.NAME and setup.validators == (plain.says_something.__name__,)
+
+
+def is_found(setup: f.Setup) -> bool:
+    """Whether a run's record alone leads to its agent: a built-in one, or one that the environment or the project's table names."""
+    try:
+        return _is_research(setup) or _is_plain(setup) or bool(os.environ.get("REFOLD_AGENT")) or setup.agent in _table()
+    except Refused:  # a table that cannot be read; who resumes is told so
+        return False
 
 
 def agent_for_code(setup: f.Setup) -> Agent:

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from refold.events.codec import FACTS, Unreadable, full_line, read
+from refold.events.codec import FACTS, Unreadable, full_line
 from refold.events.lineage import history
 from refold.events.payloads import Load
-from refold.events.storage import PayloadMissing, StoreMissing
+from refold.events.storage import PayloadMissing, Row, StoreMissing
 from refold.events.words import RunId
 from refold.fsm.machine import Illegal
 from refold.projections.run import Run
@@ -20,7 +20,7 @@ from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.render import Page, clock, cut, one_line, since, until
 from refold.runtime.cli.stores import has_expired, opened, waiting_lines
 from refold.runtime.cli.telling import words
-from refold.runtime.journal import loader
+from refold.runtime.journal import loader, record_of
 from refold.runtime.show import Prompt, prompt, show as shown
 from refold.runtime.store import Store
 
@@ -80,9 +80,9 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
         if types is not None and row.type not in types:
             continue
         if not options.json:
-            data = _in_words(row.state, load, page).encode("utf-8", "backslashreplace")
+            data = _in_words(row, load, page).encode("utf-8", "backslashreplace")
         elif options.full:
-            data = full_line(read(row.state, load), load)
+            data = full_line(record_of(row, load), load)
         else:
             data = row.state
         if not output.raw(data + b"\n", flush=options.follow):
@@ -90,12 +90,12 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
     return after, ended, True
 
 
-def _in_words(stored: bytes, load: Load, page: Page) -> str:
+def _in_words(row: Row, load: Load, page: Page) -> str:
     """A record as a line for people; one that cannot be read says so and stands in its place."""
     try:
-        record = read(stored, load)
+        record = record_of(row, load)
     except (Unreadable, PayloadMissing) as error:
-        return page.paint(f"   ?  cannot be read: {one_line(str(error), page.room(10))}", "red")
+        return page.paint(f"{row.position:>4}  cannot be read: {one_line(str(error), page.room(22))}", "red")
     narrow = page.width is not None and page.width < 70
     head = f"{record.position:>4}  " + ("" if narrow else f"{clock(record.at)}  ")
     title = f"{record.type}  " if narrow else f"{record.type:<23} "
@@ -179,17 +179,16 @@ def _row(store: Store, run_id: str) -> dict[str, Any]:
 
 def pending(options: o.Pending) -> int:
     """What waits for a human, over all runs."""
-    found = list(_waiting(options))
     if options.json:
-        output.document(found)
+        output.document([asked for _run, asked in _waiting(options)])
         return COMPLETED
-    if not found:
-        output.note("nothing waits for anybody")
-    page = Page()
-    for number, asked in enumerate(found):
-        first, *rest = waiting_lines(options, asked)
+    page, number = Page(), -1
+    for number, (run, asked) in enumerate(_waiting(options)):
+        first, *rest = waiting_lines(options, run, asked)
         lines = [*page.paragraphs(first), page.paint(f"    {_asked(asked)}", "dim"), *(page.paint(line, "cyan") for line in rest)]
         output.line("\n".join([""] * (number > 0) + lines))
+    if number < 0:
+        output.note("nothing waits for anybody")
     return COMPLETED
 
 
@@ -199,7 +198,7 @@ def _asked(asked: dict[str, Any]) -> str:
     return f"{'in doubt' if asked['kind'] == 'doubt' else 'asked'} {since(asked['since'])}{expires}"
 
 
-def _waiting(options: o.Common) -> Iterator[dict[str, Any]]:
+def _waiting(options: o.Common) -> Iterator[tuple[Run, dict[str, Any]]]:
     try:
         with opened(options) as store:
             for run_id in store.runs():
@@ -207,6 +206,6 @@ def _waiting(options: o.Common) -> Iterator[dict[str, Any]]:
                     run: Run = store.journal(run_id).run
                 except (Illegal, Unreadable, PayloadMissing):
                     continue  # `runs` lists it as damaged
-                yield from pending_of(run)
+                yield from ((run, asked) for asked in pending_of(run))
     except StoreMissing:
         return

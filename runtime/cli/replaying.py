@@ -181,7 +181,7 @@ def _unfit(recording: proofs.Recording, field: str, cause: str, *, asked: bool) 
         events = sum(1 for _ in recording.rows())
     divergence = Divergence(position=1, field=field, recorded=None, derived=None, cause=one_line(cause, 400), cause_class="environment")
     told = WhatIf(verdict="cannot be told", horizon=0, evidence=cause.partition(": ")[2]) if asked else None
-    return proofs.Replayed(run_id=recording.run_id, events=events, divergence=divergence, records=(), what_if=told).as_json()
+    return proofs.Replayed(run_id=recording.run_id, events=events, divergence=divergence, what_if=told).as_json()
 
 
 _here: list[partial[Told]] = []

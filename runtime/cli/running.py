@@ -9,7 +9,7 @@ from refold.runtime.cli import configuring, lookup, options as o, output
 from refold.runtime.cli.driving import as_it_is, driven, finished, known_tools, shown, user_code
 from refold.runtime.cli.exits import OF_STATUS, Refused
 from refold.runtime.cli.render import STATUS, one_line
-from refold.runtime.cli.stores import opened, text_of, typed
+from refold.runtime.cli.stores import opened, text_of, to_drive, typed
 from refold.runtime.ports import RandomIds
 from refold.runtime.store import Store
 from refold.runtime.text import visible
@@ -38,7 +38,7 @@ def drive_on(options: o.Driving, store: Store, run_id: RunId) -> int:
     if known.ended is not None:
         shown(options, as_it_is(store, run_id))
         why = f"{STATUS[known.status][0]}{f', {known.reason}: {one_line(known.detail)}' if known.reason else ''}"
-        output.note(f"run {run_id} has ended ({why}); nothing was done. Go on from it with: {typed(options, 'continue', run_id, 'MESSAGE')}")
+        output.note(f"run {run_id} has ended ({why}); nothing was done; go on from it with: {to_drive(options, 'continue', known, 'MESSAGE')}")
         return OF_STATUS[known.status]
     with user_code():
         agent = configuring.for_record(lookup.agent_for_record(options, known.begun), options, known.begun)
@@ -55,7 +55,7 @@ def continue_(options: o.Continue) -> int:
         known = store.journal(parent).run
         if known.ended is None:
             raise Refused(
-                f"run {parent} has not ended ({STATUS[known.status][0]}): drive it on with {typed(options, 'resume', parent)}, or end it with {typed(options, 'cancel', parent)}"
+                f"run {parent} has not ended ({STATUS[known.status][0]}): drive it on with {to_drive(options, 'resume', known)}, or end it with {typed(options, 'cancel', parent)}"
             )
         with user_code():
             agent = configuring.for_continuation(lookup.agent_for_record(options, known.begun), options, known.begun)

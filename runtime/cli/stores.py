@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from refold.projections.run import Run
 from refold.runtime.cli import options as o
 from refold.runtime.cli.exits import Refused
 from refold.runtime.cli.render import one_line, short
@@ -46,9 +47,18 @@ def typed(options: o.Common, *words: str) -> str:
     return " ".join(("refold", *words, *(() if usual else ("--store", options.store))))
 
 
-def waiting_lines(options: o.Common, asked: dict[str, Any]) -> list[str]:
+def to_drive(options: o.Common, verb: str, run: Run, *words: str) -> str:
+    """`resume` or `continue` as it is to be typed: with the agent that was given, or a place for one where the record alone does not lead to its code."""
+    from refold.runtime.cli import lookup  # what drives is loaded where it is needed
+
+    given = options.agent if isinstance(options, o.Driving) else None
+    agent = given or ("" if lookup.is_found(run.begun) else "MODULE:NAME")
+    return typed(options, verb, run.id, *words, *(("--agent", agent) if agent else ()))
+
+
+def waiting_lines(options: o.Common, run: Run, asked: dict[str, Any]) -> list[str]:
     """What a run waits for, and the lines to type."""
-    return [f"run {asked['run_id']} {what_waits(asked)}", *(f"    {line}" for line in to_type(options, asked))]
+    return [f"run {run.id} {what_waits(asked)}", *(f"    {line}" for line in to_type(options, run, asked))]
 
 
 def what_waits(asked: dict[str, Any]) -> str:
@@ -67,13 +77,13 @@ def has_expired(asked: dict[str, Any]) -> bool:
     return asked["expires_at"] is not None and asked["expires_at"] <= SystemClock().now_us()
 
 
-def to_type(options: o.Common, asked: dict[str, Any]) -> list[str]:
+def to_type(options: o.Common, run: Run, asked: dict[str, Any]) -> list[str]:
     """The lines that settle it, one of which is to be typed."""
-    run_id, call_id = asked["run_id"], asked["call_id"]
+    run_id, call_id = run.id, asked["call_id"]
     if asked["kind"] == "question":
         return [typed(options, "answer", run_id, "--call", call_id, "TEXT")]
     if asked["kind"] == "approval" and has_expired(asked):
-        return [typed(options, "resume", run_id)]
+        return [to_drive(options, "resume", run)]
     if asked["kind"] == "approval":
         return [typed(options, "approve", run_id, call_id), typed(options, "deny", run_id, call_id, "--reason", "TEXT")]
     return [typed(options, "resolve", run_id, call_id, verdict) for verdict in ("--happened", "--did-not-happen", "--tell-model")]

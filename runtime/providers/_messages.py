@@ -75,7 +75,7 @@ def _messages(request: p.Request, model: str, cache: Any) -> list[Block]:
         elif turn["content"]:
             made.append(turn)
     if made and request.messages[-1].kind == "paused" and any(_is_hosted(block) for block in made[-1]["content"]):
-        return made  # The provider goes on from exactly there, and nothing may stand behind.
+        return _unpadded(made)  # The provider goes on from exactly there, and nothing may stand behind.
     if not made or made[-1]["role"] == "assistant":
         made.append({"role": "user", "content": _text(history.CLIPPED)})
     last = made[-1]["content"]
@@ -83,6 +83,14 @@ def _messages(request: p.Request, model: str, cache: Any) -> list[Block]:
         last[-1] = {**last[-1], "cache_control": cache}
     if visible(request.notice):
         last += _text(history.aside(request.notice))
+    return made
+
+
+def _unpadded(made: list[Block]) -> list[Block]:
+    """A history that ends with the model's own words: white space at their end is refused."""
+    content = made[-1]["content"]
+    if content[-1]["type"] == "text":
+        content[-1] = {**content[-1], "text": content[-1]["text"].rstrip()}
     return made
 
 

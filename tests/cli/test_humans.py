@@ -24,6 +24,32 @@ def test_an_approval_prints_exactly_what_is_approved(shell):
     assert "refold resume one" in done.err
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "refold resume one --agent MODULE:NAME"),
+        (("--agent", "crew:agent"), "refold resume one --agent crew:agent"),
+        (("--store", "sqlite:///.refold/log.db", "--agent", "crew:agent"), "refold resume one --agent crew:agent"),
+    ],
+    ids=["not named", "named", "in the usual store"],
+)
+def test_the_line_to_type_next_names_the_agent_where_the_record_does_not_lead_to_its_code(shell, words, line):
+    shell.run(ASK, DONE)
+    assert shell("answer", "one", "2023", *words).err == f"drive it on with: {line}\n"
+    # and what needs a person can be typed as well
+    assert line.replace("crew:agent", "MODULE:NAME") in shell("doctor").out
+
+
+@pytest.mark.parametrize("where", ["the project's table", "the environment"])
+def test_the_line_to_type_next_is_short_where_the_code_is_found(shell, monkeypatch, where):
+    shell.run(ASK, DONE)
+    if where == "the environment":
+        monkeypatch.setenv("REFOLD_AGENT", "crew:agent")
+    else:
+        shell.write("refold.toml", '[tool.refold.agents]\ncrew = "crew:agent"\n')
+    assert shell("answer", "one", "2023").err == "drive it on with: refold resume one\n"
+
+
 def test_with_several_open_and_none_named_they_are_listed_and_nothing_happens(shell):
     shell.run(TWO, DONE)
     done = shell("approve", "one")

@@ -1,10 +1,13 @@
 """How words become options."""
 
+import re
 from dataclasses import dataclass
 
 import pytest
 
+from refold.runtime.cli.helping import help_of, help_of_all
 from refold.runtime.cli.main import _command
+from refold.runtime.cli.options import COMMANDS
 from refold.runtime.cli.parsing import Misused, argument, option, parse, switch, whole_number
 
 
@@ -67,3 +70,10 @@ def test_a_misuse_is_said_in_one_line(words, said):
 )
 def test_the_command_is_the_first_word_that_is_no_option_and_no_value(words, command):
     assert _command(words) == command
+
+
+def test_help_fits_a_terminal_and_a_space_parts_each_term_from_its_meaning(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = [help_of_all(), *(help_of(name, command) for name, command in COMMANDS.items())]
+    assert [line for page in pages for line in page.splitlines() if len(line) > 80] == []
+    assert [command.line for command in COMMANDS.values() if re.search(rf"\S{re.escape(command.line[:20])}", pages[0])] == []

@@ -8,12 +8,51 @@ from types import SimpleNamespace
 import pytest
 
 from refold.runtime import models
-from refold.runtime.cli import exits
+from refold.runtime.cli import exits, progress
+from refold.runtime.cli.interrupts import Interruption
 
 DONE = {"text": "All done."}
 LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
 SEND = {"calls": [{"name": "send", "arguments": {"to": "ann"}}]}
 ASK = {"calls": [{"name": "ask_user", "arguments": {"question": "Which year?"}}]}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Everything that tells of a run, in the order made; each with what it said was happening, record by record, and its notes."""
+    made = []
+
+    class Told(progress.Lines):
+        def __init__(self, run):
+            super().__init__(run)
+            self.doing, self.notes, self.open = [], [], True
+            made.append(self)
+
+        def hear(self, what):
+            super().hear(what)
+            self.doing.append(self.story.doing())
+
+        def note(self, text):
+            self.notes.append(text)
+
+        def close(self):
+            self.open = False
+
+    monkeypatch.setattr("refold.runtime.cli.driving.progress_for", lambda run, *, quiet: Told(run))
+    return made
+
+
+@pytest.fixture
+def terminal(shell, monkeypatch):
+    """A terminal where these lines are typed."""
+
+    def sit(text):
+        typed = io.StringIO(text)
+        typed.isatty = lambda: True  # type: ignore[method-assign]
+        shell("runs")
+        monkeypatch.setattr("refold.runtime.cli.asking.sys", SimpleNamespace(stdin=typed, stderr=sys.stderr))
+
+    return sit
 
 
 def test_the_answer_is_on_standard_output_and_everything_else_is_not(shell):
@@ -102,12 +141,19 @@ def test_a_waiting_run_says_what_to_type(shell):
     assert "refold answer one --call t1.2 TEXT" in done.err
 
 
-def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, monkeypatch):
+FAILS = {"error": {"type": "auth", "message": "no", "retryable": False}}
+
+
+@pytest.mark.parametrize(("turns", "words"), [([FAILS], ()), ([LOOK, DONE], ("--max-turns", "1", "--set", "policy.wrap_up=false"))], ids=["failed", "stopped"])
+def test_a_run_that_did_not_come_to_its_end_says_how_to_go_on_from_it_with_its_agent(shell, turns, words):
+    assert shell.run(*turns, words=words).err.splitlines()[-1] == "go on from it with: refold continue one MESSAGE --agent crew:agent"
+    # and so does the same run when it is resumed, with a place for the agent where nothing here leads to its code
+    assert shell("resume", "one").err.strip().endswith("go on from it with: refold continue one MESSAGE --agent MODULE:NAME")
+
+
+def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, terminal):
     # given a terminal where somebody types a denial, its reason, and an answer
-    typed = io.StringIO("what?\nn\nAnn has moved\n2023\n")
-    typed.isatty = lambda: True  # type: ignore[method-assign]
-    shell("runs")
-    monkeypatch.setattr("refold.runtime.cli.asking.sys", SimpleNamespace(stdin=typed, stderr=sys.stderr))
+    terminal("what?\nn\nAnn has moved\n2023\n")
     done = shell.run({"calls": [*SEND["calls"], *ASK["calls"]]}, DONE)
     # then the run ends, and the log has both
     assert (done.code, done.out) == (exits.COMPLETED, "All done.\n")
@@ -117,11 +163,43 @@ def test_at_a_terminal_a_waiting_run_asks_and_goes_on(shell, monkeypatch):
     assert results["t1.2"]["data"] == "2023"
 
 
-def test_nobody_is_asked_without_input(shell, monkeypatch):
-    typed = io.StringIO("2023\n")
-    typed.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr("refold.runtime.cli.asking.sys", SimpleNamespace(stdin=typed, stderr=sys.stderr))
+def test_nobody_is_asked_without_input(shell, terminal):
+    terminal("2023\n")
     assert shell.run(ASK, DONE, words=("--no-input",)).code == exits.WAITING
+
+
+def test_after_an_answer_it_is_told_what_happens_now(shell, terminal, told):
+    # given a run that asks, and somebody who answers
+    terminal("2023\n")
+    shell.run(ASK, DONE)
+    # then whoever tells of it afterwards knows the answer, and follows
+    before, after = told
+    assert before.doing[-1] == "waiting for a human"
+    assert "asking script:script.json" in after.doing
+    assert after.story.run.turn == 2
+    assert after.doing[-1] == "done"
+
+
+def test_in_a_chat_too_it_is_told_what_happens_after_an_answer(shell, told):
+    shell("chat", "--agent", "crew:agent", "--model", shell.script(ASK, DONE), stdin="Do it.\n2023\n")
+    assert "asking script:script.json" in told[1].doing
+
+
+def test_an_interruption_is_said_by_whoever_tells_of_the_run_now(shell, terminal, told, monkeypatch):
+    # given a run that went on after an answer
+    given = []
+    monkeypatch.setattr("refold.runtime.cli.driving.Interruption", lambda *words: given.append(words) or Interruption(*words))
+    terminal("2023\n")
+    shell.run(ASK, DONE)
+    before, after = told
+    # when a signal comes
+    *_, note, leave = given[0]
+    note("ending")
+    after.open = True
+    leave()
+    # then the one that was there before the answer neither says it nor is what is closed
+    assert (before.notes, after.notes) == ([], ["ending"])
+    assert not after.open
 
 
 @pytest.mark.parametrize(

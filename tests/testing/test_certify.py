@@ -10,12 +10,14 @@ import pytest
 
 import refold
 from refold.projections.messages import Message, MessageCall
+from refold.projections.run import Tokens
 from refold.runtime.cli.parsing import Misused
+from refold.runtime.cli.render import Page
 from refold.testing import ledger as l
-from refold.testing.certificates import deeds_of
-from refold.testing.certify import FAMILIES, Scenario
+from refold.testing.certificates import deeds_of, summary
+from refold.testing.certify import FAMILIES, Certificate, Scenario
 from refold.testing.controls import CONTROLS, Control
-from refold.testing.judging import Finding
+from refold.testing.judging import Account, Finding
 from refold.testing.victim import unanswered
 
 ROOT = Path(refold.__file__).parent
@@ -160,6 +162,18 @@ def test_an_agent_that_is_never_the_same_twice_is_refused(tmp_path: Path) -> Non
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "two runs that nothing happened to differ" in line
+
+
+def test_what_came_of_a_campaign_fits_a_terminal() -> None:
+    # given a campaign of more scenarios than any has
+    twin = Account(
+        status="completed", reason=None, answer="", reported=Tokens(), cost_usd="0", turns=100, tool_calls=100, messages=(), requests={}, steps=100_000
+    )
+    many = dict.fromkeys(FAMILIES, 1_000_000)
+    found = dict.fromkeys(("duplicate", "loss", "divergence"), 0)
+    certificate = Certificate(agent="examples.crashtest:agent", twin=twin, scenarios=many, deaths=many, processes=10**7, found=found, told=())
+    # then
+    assert [line for line in summary(certificate, 1000.5, Page()) if len(line) > 80] == []
 
 
 def test_a_scenario_has_a_name_by_which_it_is_asked_for_again() -> None:

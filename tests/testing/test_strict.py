@@ -217,6 +217,11 @@ def test_a_paused_search_may_end_a_request_and_nothing_else() -> None:
     body["messages"].append(paused)
     # then it is legal
     strict.check_messages(body)
+    # when it ends in a blank, then it is not
+    found = {"type": "web_search_tool_result", "tool_use_id": "srv_2", "content": []}
+    padded = {**body, "messages": [*MESSAGES["messages"], {**paused, "content": [*paused["content"], found, {"type": "text", "text": "It rains. "}]}]}
+    with pytest.raises(strict.Refused, match="white space"):
+        strict.check_messages(padded)
     # when the user speaks behind it, then it is not
     body["messages"].append({"role": "user", "content": "Well?"})
     with pytest.raises(strict.Refused, match="srv_2"):
