@@ -1,13 +1,12 @@
 """The invariants that count: what a run may use up, why it may end, and whether the counters are right."""
 
 from collections.abc import Callable
-from decimal import Decimal
 from fractions import Fraction
 from math import floor
 
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp
-from refold.events.money import exact
+from refold.events.money import exact, shown
 from refold.events.settings import Policy
 from refold.events.words import CallId, Reason
 from refold.fsm import limits
@@ -242,4 +241,4 @@ def _compared(history: History, sums: Sums) -> Signs:
 
 
 def _in_decimals(amount: int | Fraction) -> str:
-    return str(amount) if isinstance(amount, int) else format(Decimal(amount.numerator) / amount.denominator, "f")
+    return str(amount) if isinstance(amount, int) else shown(amount)
