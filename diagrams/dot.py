@@ -13,7 +13,7 @@ _BREAK = "\\n"
 def dot(picture: Picture) -> str:
     lines = [
         "digraph machine {",
-        f'  graph [label="solid: input fact, dashed: derived fact; lines in a state stay there", rankdir=TB, nodesep=0.6, ranksep=0.8, {_FONT}];',
+        f'  graph [label="{_quoted(picture.title)}\\nsolid: input fact, dashed: derived fact; lines in a state stay there", rankdir=TB, nodesep=0.6, ranksep=0.8, {_FONT}];',
         f"  node [shape=box, style=rounded, margin=0.15, {_FONT}];",
         f"  edge [fontsize=11, {_FONT}];",
         '  initial [shape=point, width=0.2, label=""];',
@@ -26,6 +26,10 @@ def dot(picture: Picture) -> str:
             width = ", penwidth=2.5" if picture.visited([row]) else ""
             lines.append(f'  {source} -> {target} [label="{label(picture, row, _BREAK)}", style={style}{width}];')
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _node(picture: Picture, state: State) -> str:

@@ -10,7 +10,7 @@ from refold.events.words import STATES
 def mermaid(picture: Picture) -> str:
     lines = [
         "stateDiagram-v2",
-        "    accTitle: The machine of a refold run",
+        f"    accTitle: {picture.title}",
         "    accDescr: Every row of the table. A line inside a state is a fact that stays there. In brackets what it requires, after within what limits it.",
         f"    [*] --> {picture.initial}",
     ]

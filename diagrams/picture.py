@@ -14,12 +14,13 @@ EdgeKey = tuple[str, str, str]
 
 
 class Picture(NamedTuple):
-    """The table, and over it the visits of each edge and the current state, where a run is drawn."""
+    """The table, and over it the visits of each edge and the current state, where a run is drawn; `title` says which."""
 
     rows: tuple[Row, ...]
     initial: State
     visits: Mapping[EdgeKey, int] | None = None
     current: State | None = None
+    title: str = "The machine of a run"
 
     @property
     def finals(self) -> tuple[State, ...]:
@@ -53,9 +54,13 @@ class Picture(NamedTuple):
         visits = self.visits or {}
         return sum(visits.get((row.source, row.trigger, row.destination), 0) for row in rows)
 
+    def passed(self, state: State) -> bool:
+        """Whether a run that is drawn was in this state."""
+        return bool(self.visited(row for row in self.rows if state in (row.source, row.destination)))
 
-def picture(visits: Mapping[EdgeKey, int] | None, current: str | None) -> Picture:
-    """The machine, with what a run did. Raises ValueError where that names an edge or a state that the machine does not have."""
+
+def picture(visits: Mapping[EdgeKey, int] | None, current: str | None, title: str = "") -> Picture:
+    """The machine, with what a run did and, on one line, which run that is. Raises ValueError where that names an edge or a state that the machine does not have."""
     edges = {(row.source, row.trigger, row.destination) for row in TABLE}
     for key, count in (visits or {}).items():
         if key not in edges:
@@ -67,7 +72,8 @@ def picture(visits: Mapping[EdgeKey, int] | None, current: str | None) -> Pictur
     if here is None and current is not None:
         raise ValueError(f"{current} is no state; the states are {', '.join(STATES)}")
     initial = next(state for state in STATES if state == MACHINE.initial)
-    return Picture(TABLE, initial, visits, here)
+    made = Picture(TABLE, initial, visits, here)
+    return made._replace(title=" ".join(title.split())) if title else made
 
 
 def required(row: Row) -> list[str]:

@@ -19,14 +19,14 @@ FILES: Final[Mapping[str, str]] = {"machine.mmd": "mermaid", "machine.dot": "dot
 """The committed drawings and their formats."""
 
 
-def render(format: str, *, visits: Mapping[EdgeKey, int] | None = None, current: str | None = None) -> str:  # noqa: A002 - the command line calls it so
-    """The machine as text, the same bytes each time. A run is drawn over it: `visits` by (source, trigger, target), `current` its state.
+def render(format: str, *, visits: Mapping[EdgeKey, int] | None = None, current: str | None = None, title: str = "") -> str:  # noqa: A002 - the command line calls it so
+    """The machine as text, the same bytes each time. A run is drawn over it: `visits` by (source, trigger, target), `current` its state, `title` which run it is.
 
     Raises ValueError for an unknown format, and for visits or a state that the machine does not have.
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; the formats are {', '.join(FORMATS)}")
-    return FORMATS[format](picture(visits, current))
+    return FORMATS[format](picture(visits, current, title))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ _NAMED: Final = 'role="img" aria-labelledby="refold-machine-title refold-machine
 _STYLE: Final = """\
 .canvas{fill:#ffffff}.box{fill:#f6f8fa;stroke:#57606a;stroke-width:1.5}.final{fill:none;stroke:#57606a;stroke-width:1.5}
 .rule{stroke:#c4cad1;stroke-width:1}.edge{fill:none;stroke:#57606a;stroke-width:1.75;stroke-linejoin:round}.tip{fill:#57606a}
-.visited{stroke:#9a6700;stroke-width:3.5}.tip.visited{fill:#9a6700;stroke:none}.here{stroke:#9a6700;stroke-width:4}
+.visited{stroke:#9a6700;stroke-width:3.5}.tip.visited{fill:#9a6700;stroke:none}.box.visited{stroke-width:2}.here{stroke:#9a6700;stroke-width:4}
 text{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono","Liberation Mono",monospace;fill:#1f2328}
 .title,.state{font-weight:bold}.note,.requires{fill:#4b535c}.input{fill:#0550ae}.derived{fill:#8a1f8f}.limits{fill:#953800}.count,.current{fill:#7d4e00;font-weight:bold}
 .ring{fill:none;stroke:#0550ae;stroke-width:1.75}.diamond{fill:#8a1f8f}
@@ -32,7 +32,7 @@ def svg(picture: Picture) -> str:
     width, height = layout.width, layout.height + _LEGEND
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" {_NAMED}>',
-        '<title id="refold-machine-title">The machine of a refold run</title>',
+        f'<title id="refold-machine-title">{escape(picture.title)}</title>',
         f'<desc id="refold-machine-desc">{escape(_description(picture))}</desc>',
         f"<style>\n{_STYLE}</style>",
         f'<rect class="canvas" width="{width}" height="{height}" rx="10"/>',
@@ -56,7 +56,7 @@ def _heading(picture: Picture) -> list[str]:
     moving = sum(len(rows) for rows in picture.arrows.values())
     staying = len(picture.rows) - moving
     return [
-        _text(MARGIN, 38, "title", "The machine of a run", 18),
+        _text(MARGIN, 38, "title", picture.title, 18),
         _text(
             MARGIN, 60, "note", f"Every fact of the log is one of {len(picture.rows)} rows: {moving} move the run along an arrow, {staying} stay in a state."
         ),
@@ -64,12 +64,12 @@ def _heading(picture: Picture) -> list[str]:
 
 
 def _box(picture: Picture, box: Box) -> list[str]:
-    here = " here" if box.state == picture.current else ""
+    here = " here" if box.state == picture.current else " visited" if picture.passed(box.state) else ""
     parts = [f'<rect class="box{here}" x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="8"/>']
     if box.state in picture.finals:
         parts.append(f'<rect class="final" x="{box.x + 4}" y="{box.y + 4}" width="{box.width - 8}" height="{box.height - 8}" rx="5"/>')
     parts.append(_text(box.x + 14, box.y + 26, "state", box.state, 15))
-    if here:
+    if box.state == picture.current:
         parts.append(_text(box.right - 14 - text_width("current"), box.y + 26, "current", "current"))
     if box.rule is not None:
         parts.append(f'<path class="rule" d="M{box.x + 14} {box.rule}H{box.right - 14}"/>')
@@ -127,7 +127,7 @@ def _legend(picture: Picture, layout: Layout) -> list[str]:
         ("rule", "below a line", "facts that every live", "state takes alike"),
     ]
     if picture.visits is not None:
-        notes.append(("count", "3x", "how often this run", "took the edge"))
+        notes.append(("count", "3x", "how often the edge", "was taken"))
     parts, x, y = [], MARGIN, layout.height + 40
     for style, words, *sentences in notes:
         if style in {"input", "derived"}:

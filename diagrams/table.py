@@ -27,7 +27,7 @@ def table(picture: Picture) -> str:
         rows.setdefault(row.trigger, []).append(row)
     heads = ["event", "kind", *(_head(picture, state) for state in STATES), "requires", "limits"]
     lines = [_line(heads), _line(["---"] * len(heads)), *(_line(_cells(picture, of_trigger)) for of_trigger in rows.values())]
-    return _HEAD + "\n" + "\n".join(lines) + "\n"
+    return _HEAD + (f"\nHow often, and where: {picture.title}.\n" if picture.visits is not None else "") + "\n" + "\n".join(lines) + "\n"
 
 
 def _head(picture: Picture, state: str) -> str:

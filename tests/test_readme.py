@@ -1,6 +1,7 @@
 """The code of the README runs, and what it names is there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,20 @@ def test_its_python_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # given a folder of its own, when the code is run as it stands, then none of its assertions fails
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_its_first_agent_ends_with_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(README.split("```python\n")[1].split("```")[0], "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out == "Ann knows that it is 20 degrees.\n"
+
+
+@pytest.mark.checkout
+def test_every_extra_it_names_exists() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+    named = set(re.findall(r"'\.\[([a-z]+)\]'", README)) | set(re.findall(r"extra `([a-z]+)`", README))
+    assert {"anthropic", "openai", "pdf", "postgres"} <= named <= extras
 
 
 @pytest.mark.checkout

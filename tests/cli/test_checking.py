@@ -59,4 +59,13 @@ def test_the_machine_is_drawn_with_and_without_a_run(shell, name, begins):
     shell.run(LOOK, DONE)
     assert begins in shell("diagram", "--format", name).out
     assert shell("diagram", "one", "--format", name).out != shell("diagram", "--format", name).out
+    # which run it is, and of several how many, is said
+    assert "run one · completed · Do it." in shell("diagram", "one", "--format", name).out
+    assert "2 runs" in shell("diagram", "one", "one", "--format", name).out
     assert "mermaid" in shell("diagram", "--format", "picture").error
+
+
+def test_a_drawing_that_is_text_says_in_a_terminal_how_to_have_a_picture(shell, narrow):
+    shell.run(DONE)
+    assert "refold diagram one --format svg > run.svg" in shell("diagram", "one").err
+    assert shell("diagram", "one", "--format", "svg").err == ""

@@ -285,6 +285,29 @@ def test_the_state_a_run_is_in_is_marked_in_every_format_and_in_words_where_it_i
     assert box.holds(rectangle(word))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_which_run_is_drawn_is_said_in_every_format(name: str) -> None:
+    drawn = render(name, visits=VISITS, title='run one · completed ·\n"a goal"')
+    said = {"dot": 'run one · completed · \\"a goal\\"'}.get(name, 'run one · completed · "a goal"')
+    assert said in drawn
+    if name in READERS:
+        assert len(READERS[name](drawn)) == len(TABLE)
+
+
+def test_the_states_that_a_run_was_in_have_a_border_of_their_own() -> None:
+    root = ElementTree.fromstring(render("svg", visits=VISITS, current="done"))
+    names = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "state"]
+    styles = [rect.get("class", "") for rect in root.iter(f"{SVG}rect") if rect.get("class", "").startswith("box")]
+    assert dict(zip(names, styles, strict=True)) == {
+        "idle": "box visited",
+        "streaming_model": "box visited",
+        "collecting_tool_requests": "box visited",
+        "executing_tools": "box",
+        "injecting_tool_results": "box",
+        "done": "box here",
+    }
+
+
 def test_a_line_that_a_run_took_is_drawn_thicker() -> None:
     svg, dot = render("svg", visits=VISITS), render("dot", visits=VISITS)
     assert svg.count('class="edge visited"') == 3, "three of the four visited edges move the run"
