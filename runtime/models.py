@@ -32,7 +32,7 @@ def resolve(spec: str, *, base_url: str | None = None, settings: dict[str, Any] 
 def _meant(spec: str) -> str:
     """The provider of a name that is known by how it begins."""
     kind = next((kind for begins, kind in MAKERS.items() if spec.startswith(begins)), "") if ":" not in spec else ""
-    return f"; did you mean {kind}:{spec}?" if kind else ""
+    return f" (did you mean {kind}:{spec}?)" if kind else ""
 
 
 def available() -> list[str]:

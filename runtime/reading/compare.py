@@ -58,7 +58,9 @@ class Comparison:
 
     @classmethod
     def asked(cls, question: Question) -> "Comparison | None":
-        kinds = [KIND_STEMS[one] for one in question.stems if one in KIND_STEMS] or [*["growth"] * bool(re.match("compare ", question.text, re.IGNORECASE))]
+        kinds = [KIND_STEMS[one] for one in question.stems if one in KIND_STEMS]
+        if not kinds and re.match("compare ", question.text, re.IGNORECASE):
+            kinds = ["growth"]
         years = list(dict.fromkeys(YEAR.findall(question.text)))
         if not kinds or len(years) not in (1, 2) or (len(years) == 1 and kinds[0] != "growth"):
             return None

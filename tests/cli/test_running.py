@@ -234,6 +234,10 @@ def test_a_rule_without_a_name_is_not_called_by_one(shell):
     # then
     assert "a rule of the tool asks for approval of these arguments" in done.err
     assert "lambda" not in done.err
+    for command in (("log", "last"), ("pending",)):
+        out = shell(*command).out
+        assert "a rule of the tool asks" in out
+        assert "lambda" not in out
 
 
 def test_nobody_is_asked_without_input(shell, terminal):
