@@ -57,6 +57,8 @@ class RunForked(FactBase, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     performed: tuple[CallId, ...] = ()
     allow_repeat: bool = False
+    named: RunId | None = None
+    """The run that was named, where the record at `at` is one that it inherited."""
     who: str = ""
 
 

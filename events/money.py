@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 _EXACT: Final = Context(prec=1000)
+_READ: Final = Context(prec=28)
 DIGITS_MAX: Final = 1_000
 """On either side of the point: what a stranger's `1e999999999` stands for would take for ever to add up."""
 
@@ -26,6 +27,11 @@ def amount_of(text: str) -> Decimal:
     if not amount.is_finite() or abs(amount.adjusted()) > DIGITS_MAX:
         raise ValueError(f"{text[:40]} is no amount of money")
     return amount
+
+
+def shown(amount: Fraction) -> str:
+    """An amount for somebody to read: what has no end as a decimal stops after so many digits."""
+    return format(_READ.divide(Decimal(amount.numerator), Decimal(amount.denominator)), "f")
 
 
 def exact(text: str) -> Fraction:

@@ -1,13 +1,12 @@
 """The invariants that count: what a run may use up, why it may end, and whether the counters are right."""
 
 from collections.abc import Callable
-from decimal import Decimal
 from fractions import Fraction
 from math import floor
 
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp
-from refold.events.money import exact
+from refold.events.money import exact, shown
 from refold.events.settings import Policy
 from refold.events.words import CallId, Reason
 from refold.fsm import limits
@@ -77,6 +76,8 @@ def ends_have_causes(history: History) -> Signs:
                     yield broken(record.position, f"a request at {record.position}, and the run was {causes['cancelled']}")
                 causes = {reason: words for reason, words in causes.items() if reason in ("cancelled", "max_tool_calls")}
             case f.RunStopped(reason=reason) | f.RunFailed(reason=reason) | f.RunCancelled(reason=reason):
+                if reason == "on_tool_error" and policy.on_tool_error != "stop":
+                    causes.pop(reason, None)
                 words = causes.get(reason) or _used_up(reason, history, record)
                 if reason == "max_model_errors" and errors > policy.max_model_errors:
                     words = f"{errors} turns in a row came to nothing"
@@ -122,7 +123,7 @@ def _cause(fact: f.Fact, position: int, policy: Policy) -> tuple[Reason, str] | 
             return "refusal", f"declined at {position}"
         case f.FinalRejected(because="validator_failed"):
             return "validator", f"a validator failed at {position}"
-        case f.ToolClosed(kind=kind) if kind in TOOL_ERRORS and policy.on_tool_error == "stop":
+        case f.ToolClosed(kind=kind) if kind in TOOL_ERRORS:
             return "on_tool_error", f"{fact.call} ended as {kind} at {position}"
         case f.ToolRejected(kind="limit_reached"):
             return "max_tool_calls", f"{fact.call} was over the limit at {position}"
@@ -240,4 +241,4 @@ def _compared(history: History, sums: Sums) -> Signs:
 
 
 def _in_decimals(amount: int | Fraction) -> str:
-    return str(amount) if isinstance(amount, int) else format(Decimal(amount.numerator) / amount.denominator, "f")
+    return str(amount) if isinstance(amount, int) else shown(amount)

@@ -4,7 +4,8 @@ A limit reads the run and the stamp and says what is used up, or nothing. The ru
 """
 
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,8 @@ from refold.projections import context
 from refold.projections.messages import encode, tokens_of
 from refold.projections.run import Run
 
+_EXACT: Final = Context(prec=28)
+"""Of our own: how a program around us rounds its sums moves no limit."""
 OUTPUT_TOKENS_MIN = 256
 """A request that could answer with fewer tokens than this is not made."""
 
@@ -191,7 +194,7 @@ def _least_output(run: Run) -> int:
 
 def micros(seconds: float) -> int:
     """Seconds as whole microseconds, without a detour over binary fractions."""
-    return int(Decimal(str(seconds)) * 1_000_000)
+    return int(_EXACT.multiply(Decimal(str(seconds)), 1_000_000))
 
 
 def instant(text: str) -> int:
@@ -199,4 +202,4 @@ def instant(text: str) -> int:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return int(Decimal(str(moment.timestamp())) * 1_000_000)
+    return micros(moment.timestamp())

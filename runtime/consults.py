@@ -46,10 +46,10 @@ class Consults:
     redaction: Redaction = field(default=Redaction())
     context_builder: tuple[str, Builder | None] = ("", None)
     """Its name, and who is asked by it which older turns the next request shows."""
-    elsewhere: Callable[[Digest], str] = lambda _: ""
+    elsewhere: Callable[[Digest, str], str] = lambda _signature, _business: ""
     """Where an action was performed that this run may not repeat unasked, in words: of a fork, by the run that it is a fork of."""
 
-    def of_fork(self, elsewhere: Callable[[Digest], str]) -> "Consults":
+    def of_fork(self, elsewhere: Callable[[Digest, str], str]) -> "Consults":
         """The same for a run that may not do again unasked what it finds there."""
         return replace(self, elsewhere=elsewhere)
 
@@ -98,7 +98,6 @@ class Consults:
     def _policy(self, call: CallId, tool: Tool, canonical: str, arguments: dict[str, Any]) -> f.Check:
         """What the tool's policy says of arguments that validate."""
         signature = signature_of([tool.name, canonical])
-        repeated = self.elsewhere(signature) if tool.effect == "side_effect" else ""
         try:
             needed = bool(tool.approval(arguments)) if callable(tool.approval) else tool.approval == "always"
             key = str(tool.key(arguments)) if tool.key is not None else ""
@@ -107,6 +106,7 @@ class Consults:
         except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, SystemExit too, denies the call
             message = f"the policy of {tool.name} failed, so the call is denied: {describe(error)}"
             return f.Check(call=call, kind="permission_denied", message=message, arguments=canonical, signature=signature, effect=tool.effect)
+        repeated = self.elsewhere(signature, business_key(tool.name, whole(key)) if key else "") if tool.effect == "side_effect" else ""
         return f.Check(
             call=call,
             arguments=canonical,
@@ -142,6 +142,11 @@ class Consults:
 def _listed(said: Sequence[str] | str) -> Sequence[str]:
     """A validator that says one thing as a text means one complaint, not its letters."""
     return [said] if isinstance(said, str) and said else said
+
+
+def business_key(name: str, key: str) -> str:
+    """What a tool's own key names: the same act, whatever the arguments."""
+    return f"{name} {key}"
 
 
 def approval_digest(signature: Digest, tool: Tool) -> Digest:

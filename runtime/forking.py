@@ -18,6 +18,7 @@ from refold.projections import forking
 from refold.projections.prefix import HISTORY
 from refold.projections.revisions import SUPPORTED, UnsupportedEngine, rules_of
 from refold.projections.run import Run
+from refold.runtime.consults import business_key
 from refold.runtime.driver import RunExists
 from refold.runtime.journal import USER, Journal, UnknownRun, loader, record_of, stamp
 from refold.runtime.ports import Clock, SystemClock
@@ -71,6 +72,7 @@ def fork(log: Log, run_id: str, at: int, new_id: RunId, asked: Asked = AS_IT_WAS
         message=asked.message,
         performed=() if asked.allow_repeat else _performed(log, run_id, rest),
         allow_repeat=asked.allow_repeat,
+        named=RunId(run_id) if run_id != rest.run else None,
         who=whole(who),
     )
     split = Run(id=new_id, position=rest.position, at=rest.at, head=rest.digest, state=rest.target, turn=rest.turn, setup=after)
@@ -228,50 +230,74 @@ def _before_turn(log: Log, run_id: str, within: Line) -> int:
 
 
 class Elsewhere:
-    """What the runs that a fork inherits from performed behind the split: side effects by signature. Read when first asked for, and on from there."""
+    """What the runs that a fork inherits from performed behind the split: side effects by signature and by business key. Read when first asked for, and on from there."""
 
     def __init__(self, log: Log, run_id: str) -> None:
         self._log, self._run_id = log, run_id
         self._from: dict[str, int] | None = None
         self._splits: dict[str, int] = {}
-        self._checks: dict[str, dict[str, f.Check]] = {}
-        self._performed: dict[Digest, str] = {}
+        self._unknown = ""
+        """An ancestor that is not in the store, so that nobody can tell what it did."""
+        self._calls: dict[str, dict[str, tuple[str, f.Check | None]]] = {}
+        """Name and check of the calls of each run."""
+        self._performed: dict[str, str] = {}
 
-    def performed(self, signature: Digest) -> str:
-        """Where an action took place that this run has not done itself, in words; nothing where it did not, or where doing it again is allowed."""
+    def performed(self, signature: Digest, business: str = "") -> str:
+        """Where an action took place that this run has not done itself, in words; nothing where it did not, or where doing it again is allowed.
+
+        `business` is what `business_key` makes of the action.
+        """
         if self._from is None:
             self._from = self._beginnings()
         for run_id in self._from:
             self._read_on(run_id)
-        return self._performed.get(signature, "")
+        if self._unknown:
+            return f"run {self._unknown}, from which this one was forked, is not in this store, and what it performed later is not known"
+        return self._performed.get(signature) or (self._performed.get(business, "") if business else "")
 
     def _beginnings(self) -> dict[str, int]:
-        """Behind which position each ancestor is read: that of the turn in which it was left."""
-        split = split_of(self._log, self._run_id)
-        if split is None or split.allow_repeat:
+        """Behind which position each run is read: that of the turn in which it was left."""
+        splits = self._all_splits()
+        if not splits or splits[-1].allow_repeat:
             return {}
-        self._splits = dict(ancestors(self._log, self._run_id))
-        self._checks = {run_id: {} for run_id in self._splits}
+        for split in splits:
+            for run_id in (split.parent, split.named):
+                if run_id is not None and self._log.head(run_id) is not None:
+                    self._splits[run_id] = min(split.at, self._splits.get(run_id, split.at))
+                elif run_id is not None:
+                    self._unknown = run_id
+        self._calls = {run_id: {} for run_id in self._splits}
         lines = {run_id: _read(next(history(self._log, run_id, at - 1, at))) for run_id, at in self._splits.items()}
         return {run_id: _before_turn(self._log, run_id, line) for run_id, line in lines.items()}
+
+    def _all_splits(self) -> list[f.RunForked]:
+        """Every fork in the history, the run's own last; one that was imported holds them all itself."""
+        load = loader(self._log, self._run_id, many=False)
+        facts = (record_of(row, load).fact for row in history(self._log, self._run_id) if row.type == f.RunForked.TAG)
+        return [fact for fact in facts if isinstance(fact, f.RunForked)]
 
     def _read_on(self, run_id: str) -> None:
         assert self._from is not None
         load = loader(self._log, run_id, many=False)
         for row in history(self._log, run_id, self._from[run_id]):
             self._from[run_id] = row.position
-            if row.type in (f.CallsChecked.TAG, f.CallSuperseded.TAG, f.ToolStarted.TAG):
+            if row.type in (f.ToolCallsRequested.TAG, f.CallsChecked.TAG, f.CallSuperseded.TAG, f.ToolStarted.TAG):
                 self._take(run_id, record_of(row, load))
 
     def _take(self, run_id: str, record: Record) -> None:
-        checks = self._checks[run_id]
+        calls = self._calls[run_id]
         match record.fact:
-            case f.CallsChecked(checks=made):
-                checks |= {check.call: check for check in made}
+            case f.ToolCallsRequested(calls=made):
+                calls |= {call.id: (call.name, None) for call in made}
+            case f.CallsChecked(checks=checks):
+                calls |= {check.call: (calls.get(check.call, ("", None))[0], check) for check in checks}
             case f.CallSuperseded(call=call, check=check):
-                checks[call] = check
-            case f.ToolStarted(call=call) if record.position > self._splits[run_id] and call in checks and checks[call].effect == "side_effect":
-                self._performed[checks[call].signature] = f"run {run_id}, from which this one was forked, performed it at {record.position}"
+                calls[call] = (calls.get(call, ("", None))[0], check)
+            case f.ToolStarted(call=call) if record.position > self._splits[run_id] and call in calls:
+                name, known = calls[call]
+                if known is not None and known.effect == "side_effect":
+                    words = f"run {run_id}, from which this one was forked, performed it at {record.position}"
+                    self._performed |= dict.fromkeys((known.signature, *([business_key(name, known.key)] if known.key else [])), words)
             case _:
                 pass
 

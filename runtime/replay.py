@@ -72,7 +72,7 @@ class Recording:
     rows: Callable[[], Iterable[Stored]]
     load: Load
     inherited: Callable[[f.Fact], Transcript]
-    elsewhere: Callable[[str], Callable[[Digest], str]] = lambda _: lambda _: ""
+    elsewhere: Callable[[str], Callable[[Digest, str], str]] = lambda _: lambda _signature, _business: ""
     """Where runs that a fork inherits from did later what it may not repeat unasked, in words, by signature."""
     damage: tuple[int, str] | None = None
     """What is wrong beside the rows, and where."""
@@ -132,7 +132,7 @@ def asking_again(recording: Recording, agent: Agent) -> Ask:
     """The inputs of a batch with the verdicts that the agent's code gives today, and what ours makes of what was said."""
     said = _said(recording)
     next(said)
-    earlier: dict[str, Callable[[Digest], str]] = {}
+    earlier: dict[str, Callable[[Digest, str], str]] = {}
 
     def ask(run: Run, given: Sequence[f.Input]) -> Sequence[f.Input]:
         transcript = said.send(run.position)

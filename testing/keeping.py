@@ -24,6 +24,7 @@ from refold.events.log import open_log
 from refold.events.memory import MemoryLog
 from refold.events.sqlite import SqliteLog
 from refold.events.storage import Log
+from refold.events.words import Digest
 from refold.runtime.transfer import MIDDLE, PREFIX
 from refold.testing.trajectory import Trajectory
 
@@ -159,22 +160,22 @@ def _begins(path: Path, mark: bytes) -> bool:
 
 def _lines_of(log: Log, run_id: str) -> Iterator[bytes]:
     """The lines of an export, of a damaged run too: it is to be judged elsewhere, not believed here."""
-    payloads: dict[Any, bytes] = {}
+    payloads: dict[Digest, bytes] = {}
     for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
         payloads |= log.payloads(stream)
     return _lines((row.state for row in history(log, run_id)), payloads)
 
 
-def _lines(stored: Iterable[bytes], payloads: Mapping[Any, bytes]) -> Iterator[bytes]:
+def _lines(stored: Iterable[bytes], payloads: Mapping[Digest, bytes]) -> Iterator[bytes]:
     left = dict(payloads)
     for record in stored:
         for digest in _named(record):
             if digest in left:
-                yield PREFIX + str(digest).encode("ascii") + MIDDLE + left.pop(digest) + b"}"
+                yield PREFIX + digest.encode("ascii") + MIDDLE + left.pop(digest) + b"}"
         yield record
 
 
-def _named(record: bytes) -> list[Any]:
+def _named(record: bytes) -> list[Digest]:
     try:
         return list(large.references(bytes(read_line(record).data)))
     except Exception:  # noqa: BLE001 - whatever it is, it names nothing

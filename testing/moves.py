@@ -5,7 +5,7 @@ Apart from the machine that makes the moves, so that another machine, or a user'
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from hypothesis import strategies as st
@@ -14,19 +14,21 @@ from refold.events import facts as f
 from refold.events.chain import NOTHING, signature_of
 from refold.events.settings import Context
 from refold.events.words import CallId, Digest, Effect, Kind, RunId, StopReason
+from refold.fsm.answers import placed
 from refold.fsm.effects import pending
 from refold.fsm.guards import ASK_USER
 from refold.fsm.machine import EDGES
+from refold.projections.messages import visible
 from refold.projections.revisions import ENGINE, SUPPORTED
 from refold.projections.run import Call, Run
 from refold.runtime.agent import Agent
 from refold.testing.strategies import arguments_of, budgets, contexts, policies, texts
+from refold.testing.trajectory import STOPPED, Cause
 
 T = TypeVar("T")
 Check = Callable[[f.ProposedCall], f.Check]
 ANYBODY: Final = "anybody"
 URGENT: Final = 12
-Cause = Literal["cancelled", "limit", "length", "filtered", "invalid", "paused", "overflow"]
 _HALF: Final = (f.ProposedCall(id=CallId("t1.1"), name="look", arguments_text='{"n": '),)
 """What had come of a call when its stream broke."""
 
@@ -311,17 +313,21 @@ def _checkpoint(it: Choice) -> Sequence[f.Input]:
 def _interruption(it: Choice) -> Sequence[f.Input]:
     cause: Cause = it.draw(st.sampled_from(("cancelled", "limit", "length", "filtered", "invalid", "invalid", "paused", "overflow")))
     ours = cause in ("cancelled", "limit")
+    text = _text(it)
+    thought = ({"signature": "x"},)
+    opaque: tuple[dict[str, str], ...] = it.draw(st.sampled_from(((), thought))) if cause != "paused" or visible(text) else thought
     return (
         f.ModelInterrupted(
             cause=cause,
             detail="cut",
             limit="timeout_s" if cause == "limit" else None,
-            text=_text(it),
-            calls=_HALF if ours else (),
-            opaque=it.draw(st.sampled_from(((), ({"signature": "x"},)))),
+            text=text,
+            calls=placed(_HALF, it.run.turn) if ours or cause == "length" else (),
+            opaque=opaque,
             usage=_usage(it),
             unreported=_unreported(it) if ours else None,
             elapsed_us=_elapsed(it),
+            stop_reason=STOPPED.get(cause, "stop"),
         ),
     )
 

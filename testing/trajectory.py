@@ -3,6 +3,7 @@
 For tests of the rules, where no model, no tool and no clock should be in the way.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -22,6 +23,9 @@ START: Final = 1_000_000_000_000_000
 """When a trajectory begins, in microseconds."""
 COMPARED_MAX: Final = 1_000
 """Up to which position the folds are compared: it takes as long as the run."""
+Cause = Literal["cancelled", "limit", "length", "filtered", "invalid", "paused", "overflow"]
+STOPPED: Final[Mapping[Cause, StopReason]] = {"length": "length", "filtered": "content_filter", "paused": "pause", "overflow": "context_overflow"}
+"""The reason to stop for which a response becomes an interruption of this cause."""
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -149,8 +153,12 @@ class Trajectory:
         claim = f.FinalProposed(text=text, refusal=refusal, stop_reason=stop_reason, no_evidence=no_evidence, usage=usage)
         return self.tell(claim, f.AnswerChecked(complaints=complaints, error=error))
 
-    def interrupt(self, cause: Literal["cancelled", "limit", "length", "filtered", "invalid"], **fields: Any) -> list[str]:
-        return self.tell(f.ModelInterrupted(cause=cause, detail="it was no turn", **fields))
+    def interrupt(self, cause: Cause, **fields: Any) -> list[str]:
+        """The response is none that can be acted on; one that its length cut short was cut within a call."""
+        if cause == "length":
+            cut = f.ProposedCall(id=CallId(f"t{self.run.turn}.1"), name="look", arguments_text='{"at": "nor')
+            fields = {"calls": (cut,)} | fields
+        return self.tell(f.ModelInterrupted(cause=cause, detail="it was no turn", stop_reason=STOPPED.get(cause, "stop"), **fields))
 
     def model_fails(self, *, retryable: bool = True, retry_after_s: Seconds | None = None) -> list[str]:
         error = f.ErrorInfo(type="overloaded", message="try later", retryable=retryable, retry_after_s=retry_after_s)

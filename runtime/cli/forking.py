@@ -11,6 +11,7 @@ from refold.runtime.cli.driving import driven, finished, known_tools, user_code
 from refold.runtime.cli.exits import Refused
 from refold.runtime.cli.running import checked_message, new_id, refusing
 from refold.runtime.cli.stores import opened, text_of, typed
+from refold.runtime.values import NotStorable, stored
 
 
 def fork(options: o.Fork) -> int:
@@ -20,6 +21,8 @@ def fork(options: o.Fork) -> int:
     said = options.say
     message = refusing(lambda: checked_message(text_of(said, "the message"))) if said is not None else ""
     edits = dict(map(_edit, options.edits))
+    if len(edits) != len(options.edits):
+        raise Refused("--edit: the result of a call is given twice")
     run_id = new_id(options)
     with opened(options) as store:
         parent = store.find(options.run)
@@ -65,6 +68,8 @@ def _edit(typed: str) -> tuple[str, Any]:
     if not name.endswith(".json"):
         return call, text.removesuffix("\n")
     try:
-        return call, json.loads(text)
+        return call, stored(json.loads(text))
+    except NotStorable as error:
+        raise Refused(f"--edit {typed}: the file {name} holds what is not stored: {error}") from None
     except (ValueError, RecursionError) as error:
         raise Refused(f"--edit {typed}: the file {name} is not JSON: {error}") from None

@@ -58,7 +58,7 @@ class Comparison:
 
     @classmethod
     def asked(cls, question: Question) -> "Comparison | None":
-        kinds = [KIND_STEMS[one] for one in question.stems if one in KIND_STEMS]
+        kinds: list[Kind] = [KIND_STEMS[one] for one in question.stems if one in KIND_STEMS]
         if not kinds and re.match("compare ", question.text, re.IGNORECASE):
             kinds = ["growth"]
         years = list(dict.fromkeys(YEAR.findall(question.text)))

@@ -253,3 +253,14 @@ def test_settings_that_a_fork_may_change_are_audited(parent: Trajectory) -> None
     assert child.run.reason == "max_provider_retries"
     assert Policy().max_provider_retries > 0
     sound(child)
+
+
+def test_an_end_for_an_error_that_the_fork_does_not_put_up_with_has_its_cause(parent: Trajectory) -> None:
+    # given a run whose call failed, which its policy put up with
+    parent.calls(LOOK)
+    parent.fail("t1.1")
+    injected = next(record.position for record in parent.records if record.type == "tool_results_injected")
+    # when it is forked there under a policy that does not
+    child = parent.fork("child", injected, changes={"policy.on_tool_error": "stop"})
+    assert child.run.reason == "on_tool_error"
+    sound(child)

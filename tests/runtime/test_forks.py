@@ -106,6 +106,54 @@ def test_a_side_effect_that_the_parent_performed_later_is_asked_for(store: Store
     assert replay(store, run.id, other).divergence is None
 
 
+def test_what_the_named_run_did_is_asked_for_where_it_inherited_the_place(store: Store) -> None:
+    # given a fork that sent a letter of its own
+    first = records(store, "model_requested")[0].position
+    agent(call("send", to="dan"), {"text": "Sent."}).fork_sync("parent", first, store=store, new_id="child")
+    # when that fork is forked at a place that it has from its parent, and the letter is to be sent again
+    run = agent(call("send", to="dan"), {"text": "Sent."}).fork_sync("child", first, store=store)
+    # then a human is asked
+    assert run.status == "waiting_for_user"
+    assert SENT == ["ann", "dan"]
+    sound(store, run.id)
+
+
+def test_a_fork_without_its_parent_asks_for_every_side_effect(store: Store) -> None:
+    # given a fork that waits, taken to a store in which its parent is not
+    first = records(store, "model_requested")[0].position
+    asking = agent(call("ask_user", question="Now?"), call("send", to="ann"), {"text": "Sent."})
+    run = asking.fork_sync("parent", first, store=store)
+    elsewhere = open_store("memory:")
+    import_file(elsewhere, parse(b"".join(export_lines(store, run.id)), "export"))
+    # when it goes on there
+    elsewhere.answer_sync(run.id, "Yes.")
+    run = asking.resume_sync(run.id, store=elsewhere)
+    # then it asks, and says why
+    (asked,) = show(elsewhere, run.id)["pending"]
+    assert "is not in this store" in asked["reason"]
+    assert SENT == ["ann"]
+
+
+def test_the_same_business_key_is_the_same_act(store: Store) -> None:
+    # given a tool that names its act, and a run that did it
+    done: list[str] = []
+
+    @tool(key=lambda arguments: arguments["order"])
+    def order(order: str, note: str) -> str:
+        """Orders."""
+        done.append(order)
+        return "ordered"
+
+    def ordering(note: str) -> AnyAgent:
+        return agent(call("order", order="A1", note=note), {"text": "Done."}, tools=[order])
+
+    ordering("first").run_sync("Order.", store=store, run_id="ordered")
+    # when a fork does it with other words
+    run = ordering("other").fork_sync("ordered", records(store, "model_requested", "ordered")[0].position, store=store)
+    # then a human is asked
+    assert (run.status, done) == ("waiting_for_user", ["A1"])
+
+
 def test_what_may_be_repeated_is_done_unasked(store: Store) -> None:
     at = records(store, "model_requested")[1].position
     other = agent(call("send", to="ann"), {"text": "Sent."})
