@@ -9,6 +9,8 @@ from refold.runtime import providers
 from refold.runtime.ports import Model
 
 DEFAULT: Final = "offline"
+SPELLED: Final = {DEFAULT: DEFAULT, "script": "script:FILE"}
+MAKERS: Final = {"gpt-": "openai", "claude-": "anthropic", "deepseek-": "deepseek"}
 KIND: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -21,10 +23,16 @@ def resolve(spec: str, *, base_url: str | None = None, settings: dict[str, Any] 
     kind, _, name = spec.partition(":")
     known = available()
     if not KIND.fullmatch(kind) or kind not in known:
-        raise UnknownModel(f"there is no model {spec!r}; the kinds are {', '.join(f'{k}:NAME' if k != DEFAULT else k for k in known)}")
+        raise UnknownModel(f"there is no model {spec!r}{_meant(spec)}; the kinds are {', '.join(SPELLED.get(one, f'{one}:NAME') for one in known)}")
     module = importlib.import_module(f"refold.runtime.providers.{kind.replace('-', '_')}")
     made: Model = module.create(name, base_url=base_url, settings=settings or {})
     return made
+
+
+def _meant(spec: str) -> str:
+    """The provider of a name that is known by how it begins."""
+    kind = next((kind for begins, kind in MAKERS.items() if spec.startswith(begins)), "") if ":" not in spec else ""
+    return f" (did you mean {kind}:{spec}?)" if kind else ""
 
 
 def available() -> list[str]:

@@ -1,5 +1,6 @@
 """`diagram`: the machine as a picture on standard output, and the way of runs through it."""
 
+import sys
 from collections import Counter
 from typing import Final
 
@@ -43,7 +44,8 @@ def diagram(options: o.Diagram) -> int:
     else:
         output.line(drawn)
         if options.format == "mermaid" and Page().width is not None:
-            output.note(f"this is Mermaid, for pages that draw it; for a picture: refold {' '.join(('diagram', *options.runs))} --format svg > run.svg")
+            typed = " ".join(("refold diagram", *options.runs, "--format svg > run.svg"))
+            output.note("\n".join(Page(sys.stderr).paragraphs(f"this is Mermaid, for pages that draw it; for a picture: {typed}")))
     return COMPLETED
 
 

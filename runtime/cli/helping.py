@@ -66,7 +66,8 @@ def help_of(name: str, command: Command) -> str:
         lines.append("")
         for argument in filter(lambda argument: argument.metavar, arguments.values()):
             lines += _entry(argument.metavar, argument.help, 26, width)
-    options = options_of(command.shape).values()
+    own = command.shape.__annotations__
+    options = [option for _field, option in sorted(options_of(command.shape).items(), key=lambda each: each[0] not in own)]  # its own come first
     for group in sorted(dict.fromkeys(option.group for option in options), key=lambda group: group == OUTPUT):
         lines += ["", group]
         for option in options:

@@ -362,7 +362,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "resolve": Command(Resolve, "humans:resolve", "say what became of a call in doubt", TALKING),
     "say": Command(Say, "humans:say", "a message that the next turn shows", TALKING),
     "compact": Command(Compact, "humans:compact", "show older turns as a summary from the next turn on", TALKING),
-    "doctor": Command(Doctor, "doctor:doctor", "what needs a person, and how large the store is", CHECKING),
+    "doctor": Command(Doctor, "doctor:doctor", "what needs a person, and how large the store is", WATCHING),
     "diff": Command(Diff, "differing:diff", "compare two runs turn by turn", CHECKING),
     "replay": Command(Replay, "replaying:replay", "derive runs again and compare, or say what would have been decided otherwise", CHECKING),
     "audit": Command(Audit, "checking:audit", "check a run against every invariant, with evidence", CHECKING),

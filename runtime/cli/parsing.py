@@ -136,7 +136,7 @@ def usage(arguments: Iterable[Argument]) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    near = get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -17,8 +17,8 @@ from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output, viewing
 from refold.runtime.cli.exits import COMPLETED, Refused
-from refold.runtime.cli.render import Page, clock, cut, one_line, since, until
-from refold.runtime.cli.stores import has_expired, opened, waiting_lines
+from refold.runtime.cli.render import Page, clock, cut, day, one_line, since, until
+from refold.runtime.cli.stores import has_expired, opened, to_type, waiting_lines
 from refold.runtime.cli.telling import words
 from refold.runtime.journal import loader, record_of
 from refold.runtime.show import Prompt, prompt, show as shown
@@ -35,10 +35,12 @@ def show(options: o.Show) -> int:
         if options.prompt:
             return _prompt(options, prompt(store, run_id, options.at))
         view = shown(store, run_id, options.at)
+        run = store.journal(run_id).run
+        settling = {asked["call_id"]: to_type(options, run, asked) for asked in pending_of(run)} if options.at is None else {}
     if options.json:
         output.document(view)
     else:
-        output.line("\n".join(viewing.lines(view, Page())))
+        output.line("\n".join(viewing.lines(view, Page(), settling)))
     return COMPLETED
 
 
@@ -59,17 +61,17 @@ def log(options: o.Log) -> int:
     types = _types(options.types)
     with opened(options) as store:
         run_id = store.find(options.run)
-        page, after = Page(), 0
+        lines, after = _Lines(Page()), 0
         while True:
             seen = store.log.changed()
-            after, ended, read_on = _print(options, store, run_id, after, types, page)
+            after, ended, read_on = _print(options, store, run_id, after, types, lines)
             if not read_on or ended or not options.follow:
                 return COMPLETED
             while store.log.changed() == seen:
                 time.sleep(FOLLOW_S)
 
 
-def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[str] | None, page: Page) -> tuple[int, bool, bool]:
+def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[str] | None, lines: "_Lines") -> tuple[int, bool, bool]:
     """Print what is new; gives the last position, whether the run has ended, and whether anybody still reads."""
     ended = False
     load = loader(store.log, run_id, many=True)
@@ -80,7 +82,7 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
         if types is not None and row.type not in types:
             continue
         if not options.json:
-            data = _in_words(row, load, page).encode("utf-8", "backslashreplace")
+            data = lines.of(row, load).encode("utf-8", "backslashreplace")
         elif options.full:
             data = full_line(record_of(row, load), load)
         else:
@@ -90,18 +92,27 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
     return after, ended, True
 
 
-def _in_words(row: Row, load: Load, page: Page) -> str:
-    """A record as a line for people; one that cannot be read says so and stands in its place."""
-    try:
-        record = record_of(row, load)
-    except (Unreadable, PayloadMissing) as error:
-        return page.paint(f"{row.position:>4}  cannot be read: {one_line(str(error), page.room(22))}", "red")
-    narrow = page.width is not None and page.width < 70
-    head = f"{record.position:>4}  " + ("" if narrow else f"{clock(record.at)}  ")
-    title = f"{record.type}  " if narrow else f"{record.type:<23} "
-    text = " ".join(part for part in (record.call or "", words(record)) if part)
-    moved = record.source != record.target
-    return (page.paint(head, "dim") + page.paint(title, "bold" if moved else "") + cut(text, page.room(len(head) + len(title), otherwise=160))).rstrip()
+class _Lines:
+    """Records as lines for people: times of day, and the date where another day begins."""
+
+    def __init__(self, page: Page) -> None:
+        self._page, self._day = page, ""
+
+    def of(self, row: Row, load: Load) -> str:
+        """A record as a line; one that cannot be read says so and stands in its place."""
+        page = self._page
+        try:
+            record = record_of(row, load)
+        except (Unreadable, PayloadMissing) as error:
+            return page.paint(f"{row.position:>4}  cannot be read: {one_line(str(error), page.room(22))}", "red")
+        narrow = page.width is not None and page.width < 70
+        head = f"{record.position:>4}  " + ("" if narrow else f"{clock(record.at)}  ")
+        title = f"{record.type}  " if narrow else f"{record.type:<23} "
+        today = day(record.at)
+        text = " ".join(part for part in (today if today != self._day else "", record.call or "", words(record)) if part)
+        self._day = today
+        moved = record.source != record.target
+        return (page.paint(head, "dim") + page.paint(title, "bold" if moved else "") + cut(text, page.room(len(head) + len(title), otherwise=160))).rstrip()
 
 
 def _types(given: str | None) -> set[str] | None:
@@ -125,25 +136,36 @@ def runs(options: o.Runs) -> int:
     """All runs of the store."""
     if options.status is not None and options.status not in STATUSES:
         raise Refused(f"--status {options.status}: it is one of {', '.join(STATUSES)}")
-    found = [row for row in _listed(options) if options.status is None or row["status"] == options.status]
+    found = [(row, parked) for row, parked in _listed(options) if options.status is None or row["status"] == options.status]
     if options.json:
-        output.document(found)
+        output.document([row for row, _parked in found])
         return COMPLETED
     if not found:
         output.note("no runs" if options.status is None else f"no runs are {options.status}")
         return COMPLETED
     page = Page()
-    rows = [(row["run_id"], row["status"], str(row["turns"]), since(row["started_at"]) if row["started_at"] else "", one_line(row["goal"])) for row in found]
+    rows = [
+        (
+            row["run_id"],
+            "parked" if parked else row["status"],
+            str(row["turns"]),
+            since(row["started_at"]) if row["started_at"] else "",
+            one_line(row["goal"]),
+        )
+        for row, parked in found
+    ]
     for line in page.table(("RUN", "STATUS", "TURNS", "STARTED", "GOAL"), rows):
         if not output.line(line):
             break
     return COMPLETED
 
 
-def _listed(options: o.Common) -> list[dict[str, Any]]:
+def _listed(options: o.Common) -> list[tuple[dict[str, Any], bool]]:
+    """All runs in the documented shape, and of each whether it could go on and nobody drives it."""
     try:
         with opened(options) as store:
-            return [_row(store, run_id) for run_id in store.runs()]
+            rows = [_row(store, run_id) for run_id in store.runs()]
+            return [(row, row["status"] == "running" and store.log.holder(RunId(row["run_id"])) is None) for row in rows]
     except StoreMissing:
         return []
 

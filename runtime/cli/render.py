@@ -22,6 +22,7 @@ STATUS: Final = {
     "cancelled": ("cancelled", "yellow"),
     "waiting_for_user": ("waiting", "cyan"),
     "running": ("running", "blue"),
+    "parked": ("parked", "yellow"),
 }
 """A status as people read it, and its colour."""
 WIDE: Final = 100
@@ -152,6 +153,11 @@ def bytes_of(size: int) -> str:
 def clock(at_us: int) -> str:
     """A moment as local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at_us // 1_000_000)) + f".{at_us % 1_000_000 // 1000:03d}"
+
+
+def day(at_us: int) -> str:
+    """A moment as the local date."""
+    return time.strftime("%Y-%m-%d", time.localtime(at_us // 1_000_000))
 
 
 def thousands(number: int) -> str:

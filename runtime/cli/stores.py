@@ -11,6 +11,7 @@ from refold.projections.run import Run
 from refold.runtime.cli import options as o
 from refold.runtime.cli.exits import Refused
 from refold.runtime.cli.render import one_line, short
+from refold.runtime.cli.telling import why_asked
 from refold.runtime.ports import SystemClock
 from refold.runtime.store import Store, open_store
 
@@ -73,8 +74,8 @@ def what_waits(asked: dict[str, Any]) -> str:
 
 
 def why(asked: dict[str, Any]) -> str:
-    """Why a human is asked, on one line. What a rule without a name is called is no news to anybody."""
-    return one_line(asked["reason"]).replace("the tool's rule <lambda>", "a rule of the tool")
+    """Why a human is asked, on one line."""
+    return why_asked(asked["reason"])
 
 
 def has_expired(asked: dict[str, Any]) -> bool:

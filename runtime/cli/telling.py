@@ -46,6 +46,8 @@ def words(record: Record) -> str:
             return f"{seconds(elapsed)}: {short(result)}"
         case f.ToolFailed(kind=kind, message=message) | f.ToolRejected(kind=kind, message=message) | f.ToolClosed(kind=kind, message=message):
             return one_line(f"{kind}: {message}")
+        case f.ApprovalRequested(because=reason):
+            return why_asked(reason)
         case f.SummaryRequested(upto=upto, author=author):
             return f"of what was said up to {upto}, {BY[author]}"
         case f.ContextCompacted() as compacted:
@@ -70,6 +72,11 @@ def compaction(fact: f.ContextCompacted) -> str:
 
 
 BY: Final = {"extractive": "by extraction", "model": "by the model"}
+
+
+def why_asked(reason: str) -> str:
+    """Why a human is asked. What a rule without a name is called is no news to anybody."""
+    return one_line(reason).replace("the tool's rule <lambda>", "a rule of the tool")
 
 
 def _field(fact: f.Fact) -> str:

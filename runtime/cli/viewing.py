@@ -1,5 +1,6 @@
 """`show` as a page for people: where the run stands, what it used, its turns, what it waits for, and its answer."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, since, thousands
@@ -8,13 +9,13 @@ from refold.runtime.ports import Request
 RESULT: Final = 100
 
 
-def lines(view: dict[str, Any], page: Page) -> list[str]:
-    """The page of what `show` gives."""
+def lines(view: dict[str, Any], page: Page, to_type: Mapping[str, list[str]]) -> list[str]:
+    """The page of what `show` gives, with the lines that settle what it waits for, by call."""
     made = [f"{page.paint('run ' + view['run_id'], 'bold')}  {page.status(view['status'])}", f"  {page.paint(cut(_place(view), page.room(2)), 'dim')}"]
     if view["reason"] or view["detail"]:
         made += page.paragraphs(": ".join(part for part in (view["reason"], view["detail"]) if part), "  ")
     made += ["", *page.paragraphs(view["goal"]), "", *_facts(view, page), *_turns(view, page), *_this_turn(view, page)]
-    for title, body in (("Waits for a human", _pending(view, page)), ("Notes", _notes(view, page)), ("Answer", _answer(view, page))):
+    for title, body in (("Waits for a human", _pending(view, page, to_type)), ("Notes", _notes(view, page)), ("Answer", _answer(view, page))):
         if body:
             made += ["", page.paint(title, "bold"), *body]
     return made
@@ -41,7 +42,7 @@ def _facts(view: dict[str, Any], page: Page) -> list[str]:
         last = view["seals"][-1]
         rows.append(("sealed", f"at position {last['position']} with key {last['key']}{_behind(view['position'] - last['position'])}"))
     if view["driver"] is not None:
-        rows.append(("driver", f"{view['driver']['host']}, process {view['driver']['pid']}, since {since(view['driver']['since'])}"))
+        rows.append(("driver", f"{view['driver']['host']}, process {view['driver']['pid']}, attached {since(view['driver']['since'])}"))
     made = [f"{page.paint(name.ljust(8), 'dim')}{cut(one_line(str(value)), page.room(8))}" for name, value in rows]
     return [*made, f"{page.paint('head'.ljust(8), 'dim')}{view['head']}"]  # never cut: it is there to be copied
 
@@ -104,13 +105,14 @@ def _result(message: dict[str, Any], page: Page) -> str:
     return f"    {page.paint(word, 'green' if good else 'red')}  {cut(text, page.room(6 + len(word)))}"
 
 
-def _pending(view: dict[str, Any], page: Page) -> list[str]:
+def _pending(view: dict[str, Any], page: Page, to_type: Mapping[str, list[str]]) -> list[str]:
     made: list[str] = []
     for asked in view["pending"]:
         if asked["kind"] == "question":
             made += page.paragraphs(f"{asked['call_id']}  {asked['reason']}", "  ")
         else:
             made += page.paragraphs(f"{asked['call_id']}  {asked['kind']}: {asked['name']} {short(asked['arguments'], 200)}", "  ")
+        made += [page.paint(f"      {line}", "cyan") for line in to_type.get(asked["call_id"], [])]
     return made
 
 

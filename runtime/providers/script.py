@@ -94,7 +94,11 @@ class ScriptedModel:
         self.requests.append(request)
         place = request.number - request.numbered_from
         if place > len(self.entries):
-            raise p.ModelError("script_exhausted", f"the script has {len(self.entries)} entries, and this is request {place}", retryable=False)
+            raise p.ModelError(
+                "script_exhausted",
+                f"the script has {len(self.entries)} {'entry' if len(self.entries) == 1 else 'entries'}, and this is request {place}",
+                retryable=False,
+            )
         entry = self.entries[place - 1]
         if entry.delay_s:
             await asyncio.sleep(entry.delay_s)

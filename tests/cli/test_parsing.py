@@ -7,7 +7,7 @@ import pytest
 
 from refold.runtime.cli.helping import help_of, help_of_all
 from refold.runtime.cli.main import _command
-from refold.runtime.cli.options import COMMANDS
+from refold.runtime.cli.options import AGENT, COMMANDS, LIMITS, OUTPUT, PEOPLE
 from refold.runtime.cli.parsing import Misused, argument, option, parse, switch, whole_number
 
 
@@ -42,6 +42,7 @@ def test_options_stand_anywhere_and_values_are_taken_as_they_are(words, wanted):
     ("words", "said"),
     [
         ([], "needs RUN"),
+        (["last", "--tag", "3"], "no option --tag (see"),
         (["last", "--att", "3"], "no option --att; did you mean --at?"),
         (["last", "--at"], "--at needs a value"),
         (["last", "--at", "soon"], "--at soon: a whole number"),
@@ -77,3 +78,9 @@ def test_help_fits_a_terminal_and_a_space_parts_each_term_from_its_meaning(monke
     pages = [help_of_all(), *(help_of(name, command) for name, command in COMMANDS.items())]
     assert [line for page in pages for line in page.splitlines() if len(line) > 80] == []
     assert [command.line for command in COMMANDS.values() if re.search(rf"\S{re.escape(command.line[:20])}", pages[0])] == []
+
+
+def test_the_help_of_a_command_begins_with_its_own_options():
+    groups = [line for line in help_of("approve", COMMANDS["approve"]).splitlines() if line and line[0] != " "]
+    assert groups[-4:] == [PEOPLE, AGENT, LIMITS, OUTPUT]
+    assert help_of("approve", COMMANDS["approve"]).index("--all") < help_of("approve", COMMANDS["approve"]).index("--no-input")

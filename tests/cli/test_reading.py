@@ -1,13 +1,17 @@
 """`show`, `log`, `runs`, `pending`: looking changes nothing and creates nothing."""
 
 import json
+import re
+from itertools import chain, repeat
 
 import pytest
 
+from refold import open_store
 from refold.runtime.cli import exits, render
 
 DONE = {"text": "All done."}
 LOOK = {"calls": [{"name": "look", "arguments": {"at": "north"}}]}
+ASK = {"calls": [{"name": "ask_user", "arguments": {"question": "Which year?"}}]}
 SEND = {"calls": [{"name": "send", "arguments": {"to": "ann"}}]}
 
 
@@ -50,6 +54,45 @@ def test_log_prints_the_stored_bytes_and_a_line_for_people(shell):
     assert len(words) == len(lines)
     (result,) = [line for line in words if "tool_succeeded" in line]
     assert "seen north" in result
+
+
+def test_the_log_says_the_date_first_and_again_where_another_day_begins(shell, monkeypatch):
+    # given a run over the end of a day
+    shell.run(LOOK, DONE)
+    days = chain(["2026-03-01", "2026-03-01"], repeat("2026-03-02"))
+    monkeypatch.setattr("refold.runtime.cli.reading.day", lambda _at: next(days))
+    # then
+    words = shell("log", "one").out.splitlines()
+    assert [number for number, line in enumerate(words) if "2026-03-0" in line] == [0, 2]
+    assert words[0].endswith("2026-03-01 Do it.")
+
+
+def test_a_run_that_nobody_drives_is_listed_as_parked(shell):
+    # given a run that could go on
+    shell.run(ASK, DONE)
+    shell("answer", "one", "2023")
+    # then people see that nobody does, and programs the documented status
+    assert "parked" in shell("runs").out
+    assert [row["status"] for row in shell("runs", "--json").json] == ["running"]
+    # and not where somebody drives it
+    store = open_store("sqlite:///.refold/log.db", create=False)
+    with store.log.hold("one", "ann@there:7", 30):
+        assert "running" in shell("runs").out
+    store.close()
+
+
+def test_a_run_that_waits_is_shown_with_the_lines_to_type(shell):
+    shell.run({"calls": [*SEND["calls"], *ASK["calls"]]}, DONE)
+    out = shell("show", "one").out
+    assert "refold approve one t1.1" in out
+    assert "refold answer one --call t1.2 TEXT" in out
+    last = len(shell("log", "one", "--json").out.splitlines())
+    assert "refold approve" not in shell("show", "one", "--at", str(last)).out  # the past cannot be settled
+
+
+def test_since_when_a_driver_is_there_reads_as_a_sentence(shell):
+    shell.run(LOOK, DONE)
+    assert re.search(r"^driver  .*, process \d+, attached \d+ s ago$", shell("show", "one", "--at", "3").out, re.MULTILINE)
 
 
 def test_log_can_be_narrowed_to_types_and_widened_to_large_values(shell):

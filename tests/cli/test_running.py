@@ -234,6 +234,10 @@ def test_a_rule_without_a_name_is_not_called_by_one(shell):
     # then
     assert "a rule of the tool asks for approval of these arguments" in done.err
     assert "lambda" not in done.err
+    for command in (("log", "last"), ("pending",)):
+        out = shell(*command).out
+        assert "a rule of the tool asks" in out
+        assert "lambda" not in out
 
 
 def test_nobody_is_asked_without_input(shell, terminal):
@@ -294,6 +298,9 @@ def test_an_interruption_is_said_by_whoever_tells_of_the_run_now(shell, terminal
         (("run", "x", "--agent", "crew.py"), "such as crew:agent, and run where crew.py lies"),
         (("run", "x", "--agent", "crew:agent", "--docs", "."), "--docs"),
         (("run", "x", "--model", "gtp:5"), "gtp"),
+        (("run", "x", "--model", "gtp:5"), "script:FILE"),
+        (("run", "x", "--model", "gpt-4o"), "did you mean openai:gpt-4o?"),
+        (("run", "x", "--model", "claude-5"), "did you mean anthropic:claude-5?"),
         (("run", "x", "--max-turns", "many"), "--max-turns many"),
         (("run", "x", "--approve", "nothing"), "--approve nothing"),
         (("run", "x", "--on-interrupt", "explode"), "cancel, park"),
