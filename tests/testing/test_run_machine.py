@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis import HealthCheck, Phase, seed, settings, strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from refold import Agent, ScriptedModel, tool
@@ -50,6 +50,8 @@ CANNOT_HAPPEN = {
     "nothing fails before the first request": lambda row: (row.trigger, row.source) == ("run_failed", "idle"),
 }
 """Why a row of the table cannot be taken by what the world tells one run."""
+ROUNDS_MAX = 12
+"""Of some 13 s each; about every second one takes the rarest edges."""
 
 
 def reason_not_to(row: Row) -> str | None:
@@ -68,21 +70,17 @@ def test_every_edge_that_the_world_can_reach_is_taken_and_no_other() -> None:
 
         toolbox = replace(KIT, contexts=st.sampled_from((Context(keep_turns=1), Context(window_tokens=2_000, compact_at=20, keep_turns=1, relevant_turns=1))))
 
-    # when
-    many = settings(
-        max_examples=700,
-        stateful_step_count=20,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-    run_state_machine_as_test(Walked, settings=many)
-    run_state_machine_as_test(Narrow, settings=many)
-    # then
     reachable = {(row.source, row.trigger) for row in TABLE if reason_not_to(row) is None}
+    # when they walk, the second again and again as long as there is an edge left: what hypothesis tries from a seed depends on the modules that are loaded
+    many = settings(
+        database=None, deadline=None, phases=(Phase.generate, Phase.shrink), report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
+    )
+    run_state_machine_as_test(seed(0)(Walked), settings=settings(many, max_examples=700, stateful_step_count=20))
+    for number in range(ROUNDS_MAX):
+        if reachable <= Walked.seen.keys() | Narrow.seen.keys():
+            break
+        run_state_machine_as_test(seed(number)(Narrow), settings=settings(many, max_examples=350, stateful_step_count=50))
+    # then
     seen = Walked.seen.keys() | Narrow.seen.keys()
     assert reachable - seen == set(), "edges that no example took"
     assert seen - reachable == set(), "edges that were said to be out of reach"
