@@ -20,7 +20,7 @@ from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.render import Page, clock, cut, day, one_line, since, until
 from refold.runtime.cli.stores import has_expired, opened, to_type, waiting_lines
 from refold.runtime.cli.telling import words
-from refold.runtime.journal import loader, record_of
+from refold.runtime.journal import loader, record_in
 from refold.runtime.show import Prompt, prompt, show as shown
 from refold.runtime.store import Store
 
@@ -35,13 +35,18 @@ def show(options: o.Show) -> int:
         if options.prompt:
             return _prompt(options, prompt(store, run_id, options.at))
         view = shown(store, run_id, options.at)
-        run = store.journal(run_id).run
-        settling = {asked["call_id"]: to_type(options, run, asked) for asked in pending_of(run)} if options.at is None else {}
+        settling = _settling(options, store, run_id) if view["pending"] and options.at is None else {}
     if options.json:
         output.document(view)
     else:
         output.line("\n".join(viewing.lines(view, Page(), settling)))
     return COMPLETED
+
+
+def _settling(options: o.Show, store: Store, run_id: RunId) -> dict[str, list[str]]:
+    """The lines to type for what a run waits for, by call."""
+    run = store.journal(run_id).run
+    return {asked["call_id"]: to_type(options, run, asked) for asked in pending_of(run)}
 
 
 def _prompt(options: o.Show, made: Prompt) -> int:
@@ -84,7 +89,7 @@ def _print(options: o.Log, store: Store, run_id: RunId, after: int, types: set[s
         if not options.json:
             data = lines.of(row, load).encode("utf-8", "backslashreplace")
         elif options.full:
-            data = full_line(record_of(row, load), load)
+            data = full_line(record_in(row, load), load)
         else:
             data = row.state
         if not output.raw(data + b"\n", flush=options.follow):
@@ -102,7 +107,7 @@ class _Lines:
         """A record as a line; one that cannot be read says so and stands in its place."""
         page = self._page
         try:
-            record = record_of(row, load)
+            record = record_in(row, load)
         except (Unreadable, PayloadMissing) as error:
             return page.paint(f"{row.position:>4}  cannot be read: {one_line(str(error), page.room(22))}", "red")
         narrow = page.width is not None and page.width < 70
