@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from refold.events import facts as f
-from refold.events.codec import Unreadable, read
+from refold.events.codec import Unreadable, read, read_line
 from refold.events.payloads import Load
 from refold.events.storage import Log, PayloadMissing, Row
 from refold.events.words import Digest
@@ -61,6 +61,20 @@ def split_of(log: Log, run_id: str) -> f.RunForked | None:
     except (Unreadable, PayloadMissing):
         return None
     return fact if isinstance(fact, f.RunForked) else None
+
+
+def splits(log: Log, run_id: str, load: Load) -> list[f.RunForked]:
+    """Every fork in a run's history, the run's own last. Raises OtherHistory, and what reading raises."""
+    found: list[f.RunForked] = []
+    for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
+        rows = log.scan(stream)
+        first = next(rows)
+        held = (
+            (first,) if first.type == f.RunForked.TAG else rows if read_line(first.state).run != stream else ()
+        )  # one that was imported holds its parents' records
+        facts = (read(row.state, load).fact for row in held if row.type == f.RunForked.TAG)
+        found += [fact for fact in facts if isinstance(fact, f.RunForked)]
+    return found
 
 
 def inherited_payloads(log: Log, run_id: str) -> Load:

@@ -10,7 +10,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Edge, Line, Record, read_line
-from refold.events.lineage import ancestors, history, split_of
+from refold.events.lineage import history, splits
 from refold.events.storage import Conflict, Log, Row
 from refold.events.words import CallId, Digest, RunId
 from refold.fsm.decide import Batch, written
@@ -20,7 +20,7 @@ from refold.projections.revisions import SUPPORTED, UnsupportedEngine, rules_of
 from refold.projections.run import Run
 from refold.runtime.consults import business_key
 from refold.runtime.driver import RunExists
-from refold.runtime.journal import USER, Journal, UnknownRun, loader, record_of, stamp
+from refold.runtime.journal import USER, Journal, UnknownRun, loader, record_in, stamp
 from refold.runtime.ports import Clock, SystemClock
 from refold.runtime.text import whole
 
@@ -142,12 +142,11 @@ def _read(row: Row) -> Line:
 def setup_at(log: Log, run_id: str, at: int) -> f.Setup:
     """The setup of a run there, but for a model that a driver changed: what it was begun with, and what forks made of it."""
     load = loader(log, run_id, many=False)
-    first = record_of(next(history(log, run_id)), load).fact
+    first = record_in(next(history(log, run_id)), load).fact
     assert isinstance(first, f.RunStarted | f.RunContinued)
     setup = first.setup
-    for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
-        split = split_of(log, stream)
-        if split is not None and split.at < at:
+    for split in splits(log, run_id, load):
+        if split.at < at:
             setup = forking.changed(setup, split.changes)
     return setup
 
@@ -220,7 +219,7 @@ def _performed(log: Log, run_id: str, rest: Line) -> tuple[CallId, ...]:
         if line.type == f.ToolStarted.TAG and line.call is not None:
             started.append(line.call)
     load = loader(log, run_id, many=False)
-    turn = (record_of(row, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
+    turn = (record_in(row, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
     return next((tuple(call.id for call in fact.calls) for fact in turn if isinstance(fact, f.ToolCallsRequested)), ())
 
 
@@ -257,10 +256,10 @@ class Elsewhere:
 
     def _beginnings(self) -> dict[str, int]:
         """Behind which position each run is read: that of the turn in which it was left."""
-        splits = self._all_splits()
-        if not splits or splits[-1].allow_repeat:
+        found = splits(self._log, self._run_id, loader(self._log, self._run_id, many=False))
+        if not found or found[-1].allow_repeat:
             return {}
-        for split in splits:
+        for split in found:
             for run_id in (split.parent, split.named):
                 if run_id is not None and self._log.head(run_id) is not None:
                     self._splits[run_id] = min(split.at, self._splits.get(run_id, split.at))
@@ -270,19 +269,13 @@ class Elsewhere:
         lines = {run_id: _read(next(history(self._log, run_id, at - 1, at))) for run_id, at in self._splits.items()}
         return {run_id: _before_turn(self._log, run_id, line) for run_id, line in lines.items()}
 
-    def _all_splits(self) -> list[f.RunForked]:
-        """Every fork in the history, the run's own last; one that was imported holds them all itself."""
-        load = loader(self._log, self._run_id, many=False)
-        facts = (record_of(row, load).fact for row in history(self._log, self._run_id) if row.type == f.RunForked.TAG)
-        return [fact for fact in facts if isinstance(fact, f.RunForked)]
-
     def _read_on(self, run_id: str) -> None:
         assert self._from is not None
         load = loader(self._log, run_id, many=False)
         for row in history(self._log, run_id, self._from[run_id]):
             self._from[run_id] = row.position
             if row.type in (f.ToolCallsRequested.TAG, f.CallsChecked.TAG, f.CallSuperseded.TAG, f.ToolStarted.TAG):
-                self._take(run_id, record_of(row, load))
+                self._take(run_id, record_in(row, load))
 
     def _take(self, run_id: str, record: Record) -> None:
         calls = self._calls[run_id]

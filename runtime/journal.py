@@ -69,7 +69,7 @@ class Journal:
             return 0
         load = loader(self.log, self.id, many=len(rows) > 50)
         for row in rows:
-            record = record_of(row, load)
+            record = record_in(row, load)
             self._fold(record, step(self.run, record))
         return len(rows)
 
@@ -242,7 +242,7 @@ def loader(log: Log, run_id: str, *, many: bool) -> Load:
     return load
 
 
-def record_of(row: Row, load: Load) -> Record:
+def record_in(row: Row, load: Load) -> Record:
     """The record of a row. Raises Unreadable with the position at which it stands, which the bytes themselves may not say."""
     try:
         return read(row.state, load)

@@ -29,7 +29,7 @@ from refold.events.lineage import history
 from refold.events.storage import Log, Row
 from refold.events.words import CallId
 from refold.projections.run import Run
-from refold.runtime.journal import UnknownRun, loader, record_of
+from refold.runtime.journal import UnknownRun, loader, record_in
 from refold.runtime.ports import OpaqueItem, Part, TextDelta
 from refold.runtime.values import to_json
 
@@ -369,13 +369,13 @@ async def _news(live: Live, run_id: str, tail: Tail, begun: "asyncio.Future[None
 
 def _read(tail: Tail, log: Log, run_id: str, after: int) -> list[Record]:
     load = loader(log, run_id, many=False)
-    return [record_of(row, load) for row in tail.read(after)]
+    return [record_in(row, load) for row in tail.read(after)]
 
 
 def _records(log: Log, run_id: str, after: int, upto: int) -> list[Streamed]:
     """The next records that are not kept any more."""
     load = loader(log, run_id, many=False)
-    return [of_record(record_of(row, load)) for row in islice(history(log, run_id, after, upto), BATCH)]
+    return [of_record(record_in(row, load)) for row in islice(history(log, run_id, after, upto), BATCH)]
 
 
 def _cursor_of(streamed: Streamed) -> Cursor:

@@ -18,7 +18,7 @@ from refold.events.storage import Log
 from refold.events.words import RunId
 from refold.projections.run import Call, Run, replace
 from refold.runtime.consults import Consults
-from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader, record_of, this_process
+from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader, record_in, this_process
 from refold.runtime.live import START, Cursor, Live, Streamed, watch
 from refold.runtime.ownership import DrivenElsewhere, taken
 from refold.runtime.ports import SystemClock
@@ -73,7 +73,7 @@ class Store:
         found = False
         for row in history(self.log, run_id, after, upto):
             found = True
-            yield record_of(row, load)
+            yield record_in(row, load)
         if not found and self.log.head(run_id) is None:
             raise UnknownRun(f"there is no run {run_id} in this store")
 

@@ -134,6 +134,21 @@ def test_a_fork_without_its_parent_asks_for_every_side_effect(store: Store) -> N
     assert SENT == ["ann"]
 
 
+def test_an_imported_fork_is_forked_from_what_it_had_changed(store: Store) -> None:
+    # given a fork with a limit of its own, in a store without its parent
+    at = records(store, "model_requested")[2].position
+    agent(call("look", at="west"), {"text": "Seen."}, budgets=Budgets(max_turns=4)).fork_sync("parent", at, store=store, new_id="child")
+    elsewhere = open_store("memory:")
+    import_file(elsewhere, parse(b"".join(export_lines(store, "child")), "export"))
+    # when it is forked by an agent with the limit that the parent had
+    later = records(elsewhere, "model_requested", "child")[-1].position
+    run = agent({"text": "Done."}).fork_sync("child", later, store=elsewhere)
+    # then that holds
+    assert show(elsewhere, "child")["budgets"]["max_turns"] == 4
+    assert show(elsewhere, run.id)["budgets"]["max_turns"] == Budgets().max_turns
+    sound(elsewhere, run.id)
+
+
 def test_the_same_business_key_is_the_same_act(store: Store) -> None:
     # given a tool that names its act, and a run that did it
     done: list[str] = []
