@@ -145,11 +145,16 @@ def stored(store: Store, run_id: str) -> Export:
     return Export(name=f"run {run_id}", run_id=RunId(run_id), rows=rows, payloads=payloads, damage=misfiled(store, run_id))
 
 
-def is_there(store: Store, export: Export) -> bool:
-    """Whether the store has the run of a file already. Raises DamagedFile for one that does not verify, OtherRun where what is stored is not the same to the last byte."""
+def whole(export: Export) -> Export:
+    """A file that may be imported. Raises DamagedFile."""
     verified = export.verify()
     if not verified.ok:
         raise DamagedFile(f"{export.name} is damaged at position {verified.broken_at} ({verified.why}); nothing was imported")
+    return export
+
+
+def is_there(store: Store, export: Export) -> bool:
+    """Whether the store has the run of a whole file already. Raises OtherRun where what is stored is not the same to the last byte."""
     if store.log.head(export.run_id) is None:
         return False
     if [(row.position, row.state) for row in history(store.log, export.run_id)] != list(export.rows):
@@ -159,10 +164,15 @@ def is_there(store: Store, export: Export) -> bool:
 
 def import_file(store: Store, export: Export) -> RunId:
     """Store the run of a file; one that is there already is left alone. Raises DamagedFile, OtherRun, StoreUnavailable."""
-    if not is_there(store, export):
-        rows = [Row(position, read_line(stored).type, stored) for position, stored in export.rows]
-        store.log.append(export.run_id, rows[0].position - 1, rows, export.payloads, create=True)
+    if not is_there(store, whole(export)):
+        take(store, export)
     return export.run_id
+
+
+def take(store: Store, export: Export) -> None:
+    """Store the run of a whole file that is not there. Raises StoreUnavailable."""
+    rows = [Row(position, read_line(stored).type, stored) for position, stored in export.rows]
+    store.log.append(export.run_id, rows[0].position - 1, rows, export.payloads, create=True)
 
 
 def audit_json(audit: Audit) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from refold.events.storage import StoreMissing
 from refold.runtime import transfer
 from refold.runtime.auditing import audit as audit_of
 from refold.runtime.cli import options as o, output
-from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
+from refold.runtime.cli.exits import COMPLETED, FOUND
 from refold.runtime.cli.naming import chosen, exported, is_file, some_named
 from refold.runtime.cli.render import Page, one_line, thousands
 from refold.runtime.cli.stores import opened
@@ -85,14 +85,13 @@ def export(options: o.Export) -> int:
 
 def import_(options: o.Import) -> int:
     """Take files into the store: all of them are read and checked before there is one."""
-    exports = [exported(name) for name in options.files]
-    for export in exports:
-        verified = export.verify()
-        if not verified.ok:
-            raise Refused(f"{export.name} is damaged at position {verified.broken_at} ({verified.why}); nothing was imported")
+    exports = [transfer.whole(exported(name)) for name in options.files]
     with opened(options, create=True) as store:
         there = [transfer.is_there(store, export) for export in exports]
-        names = [transfer.import_file(store, export) for export in exports]
+        for export in exports:
+            if not transfer.is_there(store, export):  # a file may be named twice
+                transfer.take(store, export)
+    names = [export.run_id for export in exports]
     if options.json:
         output.document([{"run_id": name, "already_there": known} for name, known in zip(names, there, strict=True)])
     else:
