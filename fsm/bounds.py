@@ -14,7 +14,8 @@ from refold.fsm.calls import TOOL_ERRORS
 from refold.fsm.decisions import repeating
 from refold.fsm.history import History, Settings, Sign, Signs, broken
 from refold.fsm.sums import MILLION, Sums, on_the_way
-from refold.projections.run import Run, replace
+from refold.projections import forking
+from refold.projections.run import Run
 
 # -- I4
 
@@ -165,7 +166,7 @@ def _by_the_fold(history: History, record: Record, limit: Callable[[Run, Stamp],
     """What a limit says of the run: what its next request would have read is in no record, so here the fold has to be asked."""
     run = history.run
     if run.asked == "inherited":  # a fork asks for itself what its parent had asked
-        run = replace(run, request=None, turn=run.turn - 1)
+        run = forking.unasked(run)
     exceeded = limit(run, Stamp(at=record.at, driver=record.driver)) if history.folded else None
     return exceeded.detail if exceeded is not None else ""
 

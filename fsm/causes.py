@@ -4,7 +4,7 @@ Apart from the replay, because this is knowledge of what each fact hangs on, and
 """
 
 import re
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from refold.events import facts as f
 from refold.events.codec import Record
@@ -92,23 +92,7 @@ def instead(recorded: f.Fact | None, derived: f.Fact | None) -> Cause:
             return Cause("code", f"the same inputs lead elsewhere under the rules of today{words}", RULES)
 
 
-OF_SETTINGS: Final[frozenset[Reason | None]] = frozenset(
-    (
-        "max_turns",
-        "max_tool_calls",
-        "max_tokens",
-        "max_cost_usd",
-        "timeout_s",
-        "deadline",
-        "max_model_errors",
-        "max_provider_retries",
-        "on_tool_error",
-        "cycle",
-        "refusal",
-        "at_limit",
-        "window_tokens",
-    )
-)
+OF_SETTINGS: Final[frozenset[Reason | None]] = frozenset(get_args(Reason)) - {"provider", "validator", "cancelled", "no_evidence"}
 """Reasons that a setting decides about."""
 OF_POLICY: Final[frozenset[Kind]] = frozenset(("limit_reached", "permission_denied", "approval_denied", "duplicate_action"))
 """Results that a setting or a policy decides about."""

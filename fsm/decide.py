@@ -15,11 +15,11 @@ from refold.events.words import Digest
 from refold.fsm import answers, calls, compaction, limits
 from refold.fsm.machine import EDGES, Cursor, fire
 from refold.fsm.timing import retry_delay
-from refold.projections import context
+from refold.projections import context, forking
 from refold.projections.messages import request_digest
 from refold.projections.prefix import next_digest, past_digest
 from refold.projections.revisions import SUPPORTED, UnsupportedEngine
-from refold.projections.run import Run, replace
+from refold.projections.run import Run
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -195,7 +195,7 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
 def _made_anew(run: Run, stamp: Stamp) -> f.Derived:
     """The request that was open where a fork begins, as the fork's own: under its number, with what its settings and edits make of it."""
     assert run.request is not None
-    unasked = replace(run, request=None, turn=run.turn - 1)
+    unasked = forking.unasked(run)
     limits_of_request = EDGES["injecting_tool_results"]["model_requested"].limits
     if (exceeded := next((found for limit in limits_of_request if (found := limit(unasked, stamp)) is not None), None)) is not None:
         return _stopped(exceeded)

@@ -112,6 +112,11 @@ def _told(run: Run, fact: f.RunForked) -> Run:
     return replace(after, entries=run.entries.add(entry_of(user(fact.message), run.entries[-1].position)))
 
 
+def unasked(run: Run) -> Run:
+    """A fork before it asks for itself what its parent had asked: what its limits are held against."""
+    return replace(run, request=None, turn=run.turn - 1)
+
+
 def goes_into_open_request(run: Run) -> bool:
     """Whether a message to a fork is shown by the request that was open where it begins: that one is made anew, and nobody has answered it here."""
     return run.state == "streaming_model" and run.asked in ("yes", "lost", "inherited")

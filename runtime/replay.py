@@ -36,7 +36,7 @@ from refold.runtime.transfer import Export
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for one run. `records` is the log as it was derived, `what_if` what would have been decided otherwise where something was changed."""
+    """The outcome for one run; `what_if` is what would have been decided otherwise where something was changed."""
 
     run_id: str
     events: int
