@@ -6,12 +6,12 @@ The one way to run a tool. Whatever a handler does (raise anything, never return
 import asyncio
 import ctypes
 import inspect
+import sys
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
-
-import anyio
 
 from refold.runtime import processes
 from refold.runtime.arguments import bound
@@ -55,6 +55,17 @@ async def perform(
         call.late(await call.stop(task))
         raise
     return call.timed_out(outcome, timeout_s)
+
+
+def _shielded() -> AbstractContextManager[object]:
+    """Where a cancel scope of anyio ends, the grace is kept all the same. There is none around us while nobody has loaded what makes them:
+    and to load it now, beside a handler that never yields, would hold up the end of the process for a second.
+    """
+    if "anyio._backends._asyncio" not in sys.modules:
+        return nullcontext()
+    import anyio
+
+    return anyio.CancelScope(shield=True)
 
 
 class _Call:
@@ -118,7 +129,7 @@ class _Call:
         if not self._in_thread:
             task.cancel()
         try:
-            with anyio.CancelScope(shield=True):
+            with _shielded():
                 await asyncio.wait({task}, timeout=GRACE_S + (processes.GRACE_S if self._in_process else 0))
                 if not task.done() and self._in_thread:
                     task.cancel()  # leaves the thread, which then counts as stuck and reports by itself
