@@ -131,8 +131,8 @@ def batch_rows(run: Run, inputs: tuple[f.Input, ...]) -> tuple[Run, list[Row]]:
 
 
 def archive(_: Path) -> None:
-    """What can be proved of many runs of a common size, and of one that is large, in one process."""
-    print("\nan archive: 1,000 runs of 60 records, and one of 100,000; records a second on one core")
+    """What can be proved of many runs of a common size, in one process."""
+    print("\nan archive: 1,000 runs of 60 records; records a second on one core")
     store = refold.open_store("memory:")
     copy_of_turns(store.log, 60)
     rows = [(row.position, row.state) for row in store.log.read("long")]
