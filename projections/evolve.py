@@ -20,12 +20,16 @@ from refold.projections.spending import active
 def evolve(run: Run, fact: f.Fact, *, target: State, at: int, head: Digest = NOTHING) -> Run:
     """The run after one more fact; `target` is the state that its row of the table leads to."""
     position = run.position + 1
-    after = replace(_changed(run, fact, position, at), position=position, at=at, head=head, state=target)
+    after = _changed(run, fact, position, at)
+    shown, commands = after.fresh_shown, after.commands
     if after.fresh is not run.fresh:
-        new = after.fresh[len(run.fresh) :]
-        after = replace(after, fresh_shown=(*run.fresh_shown, *context.cut_each(after, new)) if new else ())
-    command = getattr(fact, "command_id", "")
-    return replace(after, commands=after.commands.add(command, position)) if command else after
+        if new := after.fresh[len(run.fresh) :]:
+            shown = (*run.fresh_shown, *context.cut_each(after, new))
+        elif not after.fresh:  # all was shown; where a fork shows something else instead, it says so itself
+            shown = ()
+    if command := getattr(fact, "command_id", ""):
+        commands = commands.add(command, position)
+    return replace(after, position=position, at=at, head=head, state=target, fresh_shown=shown, commands=commands)
 
 
 def _changed(run: Run, fact: f.Fact, position: int, at: int) -> Run:

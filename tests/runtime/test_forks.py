@@ -209,6 +209,18 @@ def test_an_edited_result_is_shown_instead(store: Store, nth: int) -> None:
     sound(store, run.id)
 
 
+def test_an_edited_result_that_no_request_has_shown_is_shown_in_its_turn(store: Store) -> None:
+    # given a fork behind the results of a turn, one of which is another
+    at = records(store, "tool_results_injected")[0].position
+    other = agent({"text": "A dragon."})
+    run = other.fork_sync("parent", at, store=store, edits={"t1.1": {"seen": "a dragon"}})
+    # then its request shows the goal, the call and that result
+    (request,) = other.model.requests  # type: ignore[union-attr]
+    assert [message.role for message in request.messages] == ["user", "assistant", "tool"]
+    assert request.messages[-1].content == {"seen": "a dragon"}
+    sound(store, run.id)
+
+
 def test_what_cannot_be_edited_is_said(store: Store) -> None:
     at = records(store, "model_requested")[1].position
     for name in ("t2.1", "t9.9", "nosuch"):
