@@ -9,9 +9,7 @@ from typing import Any, Final, cast, get_args
 import msgspec
 
 from refold.events.chain import close
-from refold.events.derived import RetryScheduled
 from refold.events.facts import Fact
-from refold.events.parts import CallFact
 from refold.events.payloads import Load, move_out, put_back
 from refold.events.words import CallId, Digest, RunId, State
 
@@ -107,7 +105,8 @@ def data_of(fact: Fact) -> bytes:
 
 
 def _call_of(fact: Fact) -> CallId | None:
-    return fact.call if isinstance(fact, CallFact | RetryScheduled) else None
+    call: CallId | None = getattr(fact, "call", None)
+    return call
 
 
 def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, before: Digest) -> tuple[Record, dict[Digest, bytes]]:

@@ -119,24 +119,25 @@ def _fitting(expected: int, position: int, stored: bytes, before: Record | None,
     digest = recompute(stored, before.digest if before is not None else NOTHING)
     if digest is None or stored[-DIGEST_LENGTH - 2 : -2] != digest.encode("ascii") or line.digest != digest:
         raise Unreadable("its digest does not cover its bytes and the record before")
-    for reference in _references(bytes(line.data)):
-        _check_payload(reference, load)
+    if _KEY in stored:
+        for reference in _references(bytes(line.data)):
+            _check_payload(reference, load)
     try:
         record = record_of(line, stored, load)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"its data cannot be read: {error}") from error
-    if record.call != getattr(record.fact, "call", None):
-        raise Unreadable(f"it is of call {record.call}, and its data names another")
     _check_batch(record, before)
     return record
 
 
 def _references(data: bytes) -> Iterator[dict[str, Any]]:
-    if KEY.encode("ascii") in data:
-        try:
-            yield from _within(msgspec.json.decode(data))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreadable(f"its data cannot be read: {error}") from error
+    try:
+        yield from _within(msgspec.json.decode(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable(f"its data cannot be read: {error}") from error
+
+
+_KEY: Final = KEY.encode("ascii")
 
 
 def _within(value: Any) -> Iterator[dict[str, Any]]:
@@ -196,7 +197,7 @@ class _Judged:
         self.legal = Verdict(ok=True)
         self._history = History(run=empty(RunId(run_id)))
         self._cases = [_Case(name, named, self._history) for name, named in INVARIANTS.items()]
-        self._hearing = {tag: [case for case, tags in zip(self._cases, _READS, strict=True) if tag in tags] for tag in FACTS}
+        self._hearing = {tag: [self._cases[n] for n in numbers] for tag, numbers in _HEARS.items()}
         self._before: Record | None = None
 
     def take(self, record: Record) -> None:
@@ -253,8 +254,8 @@ def _out_of_order(record: Record, before: Record | None) -> str:
 
 # -- invariants
 
-_READS: Final = [frozenset(fact.TAG for fact in named.reads) if named.reads else frozenset(FACTS) for named in INVARIANTS.values()]
-"""The types of records that each invariant reads."""
+_HEARS: Final = {tag: [n for n, named in enumerate(INVARIANTS.values()) if not named.reads or fact in named.reads] for tag, fact in FACTS.items()}
+"""For each type of record which invariants read it, by their place."""
 
 
 class _Case:

@@ -68,8 +68,9 @@ def ends_have_causes(history: History) -> Signs:
     errors = 0
     while (record := (yield None)) is not None:
         policy = history.settings.policy
-        errors = _errors(errors, record.fact)
         match record.fact:
+            case f.CallsChecked():
+                errors = 0
             case f.RunForked():
                 causes.pop("cancelled", None)
             case f.ModelRequested():
@@ -90,16 +91,17 @@ def ends_have_causes(history: History) -> Signs:
                     else broken(record.position, f"{reason} at {record.position}, and nothing in the log says why")
                 )
             case fact:
+                errors = _errors(errors, fact)
                 if (cause := _cause(fact, record.position, policy)) is not None:
                     causes[cause[0]] = cause[1]
 
 
 def _errors(errors: int, fact: f.Fact) -> int:
-    """Invalid turns in a row."""
+    """Invalid turns in a row, behind one that had no calls."""
     match fact:
         case f.ModelErrorObserved(kind=kind):
             return errors + (kind != "attempts_used_up")
-        case f.CallsChecked() | f.FinalRejected():
+        case f.FinalRejected():
             return 0
         case _:
             return errors

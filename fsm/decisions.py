@@ -20,13 +20,11 @@ NOTHING_DECIDED: Final = Decisions()
 
 
 DECIDES: Final = frozenset(fact.TAG for fact in (f.RunStarted, f.RunContinued, f.RunForked, f.UserSaid, f.FinalProposed, f.FinalRejected, f.CallsChecked))
-"""The types of facts that change the decisions."""
+"""The types of facts that may change the decisions: all others need not be asked."""
 
 
 def decided(decisions: Decisions, fact: f.Fact, policy: Policy) -> Decisions:
     """The decisions since the user last spoke: the actions of a turn's calls, or an answer that was not accepted."""
-    if fact.TAG not in DECIDES:
-        return decisions
     match fact:
         case f.RunStarted() | f.RunContinued():
             return NOTHING_DECIDED
@@ -49,8 +47,10 @@ def decided(decisions: Decisions, fact: f.Fact, policy: Policy) -> Decisions:
 def repeating(decisions: Decisions, policy: Policy) -> int:
     """The length of the cycle at the end, or 0."""
     times = policy.cycle_repeats
-    for length in policy.cycle_lengths:
-        tail = decisions.made[-length * times :] if length > 0 and times > 1 else ()
-        if tail and len(tail) == length * times and all(tail[n] == tail[n % length] for n in range(len(tail))):
+    for length in policy.cycle_lengths if times > 1 else ():
+        if not 0 < length * times <= len(decisions.made):
+            continue
+        tail = decisions.made[-length * times :]
+        if all(tail[n] == tail[n % length] for n in range(len(tail))):
             return length
     return 0

@@ -13,8 +13,8 @@ import msgspec
 from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.settings import Budgets, Context, Policy
-from refold.fsm.decisions import NOTHING_DECIDED, Decisions, decided
-from refold.fsm.sums import Sums, count
+from refold.fsm.decisions import DECIDES, NOTHING_DECIDED, Decisions, decided
+from refold.fsm.sums import COUNTED, Sums, count
 from refold.projections.run import Run
 
 NOT_JUDGED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError, msgspec.MsgspecError)
@@ -53,16 +53,18 @@ class History(msgspec.Struct, kw_only=True):
 
     def take(self, record: Record) -> None:
         """One more record. Raises ArithmeticError, ValueError or MsgspecError for amounts that are none."""
-        fact = record.fact
+        tag, fact = record.type, record.fact
         if self.last is not None and isinstance(self.last.fact, f.ModelRequested):
             self.request = self.last.fact
         self.last = record
-        if isinstance(fact, _SETTING):
+        if tag in _SETS:
             self.settings = in_force(self.settings, fact)
-        if isinstance(fact, f.ModelRequested):
-            self.before = msgspec.structs.replace(self.sums)
-        count(self.sums, record)
-        self.decisions = decided(self.decisions, fact, self.settings.policy)
+        if tag in COUNTED:
+            if isinstance(fact, f.ModelRequested):
+                self.before = msgspec.structs.replace(self.sums)
+            count(self.sums, record)
+        if tag in DECIDES:
+            self.decisions = decided(self.decisions, fact, self.settings.policy)
 
 
 class Sign(NamedTuple):
@@ -81,7 +83,8 @@ def broken(position: int, words: str) -> Sign:
     return Sign(position, words, broken=True)
 
 
-_SETTING: Final = (f.RunStarted, f.RunContinued, f.RunForked)
+_SETS: Final = frozenset(fact.TAG for fact in (f.RunStarted, f.RunContinued, f.RunForked))
+"""The types of records that may change the settings."""
 
 
 def in_force(settings: Settings, fact: f.Fact) -> Settings:

@@ -29,10 +29,6 @@ def model_runs_nothing(history: History) -> Signs:
     while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
-            case f.DriverAttached():
-                driven = True
-            case f.DriverDetached() | f.RunForked():
-                driven = False
             case f.ToolStarted(call=call, attempt=attempt):
                 if not driven:
                     yield broken(position, f"{call}: started at {position}, and nobody drove")
@@ -46,6 +42,10 @@ def model_runs_nothing(history: History) -> Signs:
                     yield broken(position, f"{call}: outcome at {position} of attempt {attempt}, but {begun[1]} was started at {begun[0]}")
                 else:
                     yield Sign(position, f"{call}: started at {begun[0]}, outcome at {position}")
+            case f.DriverAttached():
+                driven = True
+            case f.DriverDetached() | f.RunForked():
+                driven = False
             case f.LateOutcome(call=call) if call not in ever:
                 yield broken(position, f"{call}: late outcome at {position}, and it was never started")
             case _:
@@ -59,12 +59,6 @@ def executed_calls_were_validated(history: History) -> Signs:
     while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
-            case f.CallsChecked(checks=checks):
-                checked, accepted = {check.call: (position, check.kind) for check in checks}, set()
-            case f.CallSuperseded(call=call, check=check):
-                checked[call] = (position, check.kind)
-            case f.ToolCallsAccepted(calls=calls):
-                accepted |= set(calls)
             case f.ToolStarted(call=call):
                 at, kind = checked.get(call, (0, ""))
                 if not at:
@@ -75,6 +69,12 @@ def executed_calls_were_validated(history: History) -> Signs:
                     yield broken(position, f"{call}: checked at {at}, never accepted, started at {position}")
                 else:
                     yield Sign(position, f"{call}: checked at {at}, started at {position}")
+            case f.CallsChecked(checks=checks):
+                checked, accepted = {check.call: (position, check.kind) for check in checks}, set()
+            case f.CallSuperseded(call=call, check=check):
+                checked[call] = (position, check.kind)
+            case f.ToolCallsAccepted(calls=calls):
+                accepted |= set(calls)
             case _:
                 pass
 
@@ -146,12 +146,12 @@ def completed_only_after_validation(history: History) -> Signs:
     while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
+            case f.ModelRequested() | f.ToolCallsRequested() | f.FinalRejected():
+                claim = verdict = 0
             case f.FinalProposed():
                 claim, verdict, faults = position, 0, ""
             case f.AnswerChecked(complaints=complaints, error=error):
                 verdict, faults = position, error or "; ".join(complaints)
-            case f.ModelRequested() | f.FinalRejected() | f.ToolCallsRequested():
-                claim = verdict = 0
             case f.RunCompleted(answer_at=answer_at):
                 if not claim:
                     yield broken(position, f"completed at {position} without an answer in its turn")

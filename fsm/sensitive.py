@@ -30,6 +30,18 @@ def approvals_come_first(history: History) -> Signs:
     while (record := (yield None)) is not None:
         position = record.position
         match record.fact:
+            case f.ToolStarted(call=call):
+                asked = needed.get(call)
+                if asked is None:
+                    continue
+                if asked.granted:
+                    yield Sign(position, f"{call}: approved at {asked.granted}, started at {position}")
+                elif not asked.begun:
+                    yield broken(position, f"{call}: started at {position} without the approval that it needs")
+                asked.granted, asked.begun, asked.running = 0, True, True
+            case f.ToolSucceeded(call=call) | f.ToolFailed(call=call):
+                if call in needed:
+                    needed[call].running = False
             case f.CallsChecked(checks=made):
                 checks = {check.call: check for check in made}
                 needed = {check.call: Asked(check.digest) for check in made if check.approval and check.digest is not None}
@@ -51,15 +63,6 @@ def approvals_come_first(history: History) -> Signs:
             case f.CallSuperseded(call=call, check=check):
                 checks[call] = check
                 needed[call] = Asked(check.digest or check.signature, granted=position)
-            case f.ToolStarted(call=call) if call in needed:
-                asked = needed[call]
-                if asked.granted:
-                    yield Sign(position, f"{call}: approved at {asked.granted}, started at {position}")
-                elif not asked.begun:
-                    yield broken(position, f"{call}: started at {position} without the approval that it needs")
-                asked.granted, asked.begun, asked.running = 0, True, True
-            case f.ToolSucceeded(call=call) | f.ToolFailed(call=call) if call in needed:
-                needed[call].running = False
             case _:
                 pass
 
@@ -97,10 +100,10 @@ def side_effects_keep_their_key(history: History) -> Signs:
                 elif effects.get(call) == "side_effect":
                     yield Sign(position, f"{call}: started at {position} under {key}")
                 begun[call] = Begun(position, key)
-            case f.ToolFailed(call=call, performed="no") | f.DoubtResolved(call=call, verdict="did_not_happen") if call in begun:
-                begun[call].may_have_happened = False
             case f.ToolSucceeded(call=call) | f.DoubtResolved(call=call, verdict="happened"):
                 if effects.get(call) == "side_effect" and call not in begun:
                     yield broken(position, f"{call}: took place by {position}, and nothing says that it was begun")
+            case f.ToolFailed(call=call, performed="no") | f.DoubtResolved(call=call, verdict="did_not_happen") if call in begun:
+                begun[call].may_have_happened = False
             case _:
                 pass

@@ -16,6 +16,7 @@ from refold.projections import forking
 from refold.projections.revisions import rules_of
 
 MILLION: Final = 1_000_000
+NOTHING_PAID: Final = Fraction(0)
 
 
 class Sums(msgspec.Struct, kw_only=True):
@@ -35,7 +36,7 @@ class Sums(msgspec.Struct, kw_only=True):
     cached_input_tokens: int = 0
     output_tokens: int = 0
     estimated_tokens: int = 0
-    cost_usd: Fraction = Fraction(0)
+    cost_usd: Fraction = NOTHING_PAID
     active_us: int = 0
     asked: bool = False
     """Whether a request has had no response."""
@@ -59,10 +60,25 @@ class Sums(msgspec.Struct, kw_only=True):
 
 
 def count(sums: Sums, record: Record) -> None:
-    """Add one record. Raises ArithmeticError, ValueError or MsgspecError for amounts that are none."""
-    if record.type not in COUNTED:
-        return
+    """Add one record, the frequent ones first. Raises ArithmeticError, ValueError or MsgspecError for amounts that are none."""
     match record.fact:
+        case f.ModelRequested(estimated_input_tokens=estimate):
+            sums.requests += not sums.lost
+            anew = record.source != "streaming_model"
+            sums.turns += anew
+            sums.attempt = 1 if anew else sums.attempt + (not sums.lost)
+            sums.asked, sums.lost, sums.estimate = True, False, estimate
+            if anew:
+                sums.started, sums.compacted = {}, 0
+        case f.ToolStarted(call=call):
+            sums.calls += call not in sums.started
+            sums.started[call] = sums.started.get(call, 0) + 1
+        case f.ToolSucceeded(elapsed_us=elapsed_us) | f.ToolFailed(elapsed_us=elapsed_us):
+            sums.active_us += elapsed_us
+        case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted() as output:
+            unreported = output.unreported if isinstance(output, f.ModelInterrupted) else None
+            said = _bytes(output) if sums.settles else sum(map(len, map(_encoded, (output.text, *(call.arguments_text for call in output.calls)))))
+            _book(sums, output.usage, unreported, said, output.elapsed_us)
         case f.RunStarted(setup=setup) | f.RunContinued(setup=setup):
             sums.price = setup.price
             sums.settles, sums.reserves = rules_of(setup.engine).settles, rules_of(setup.engine).reserves
@@ -83,14 +99,6 @@ def count(sums: Sums, record: Record) -> None:
             if forking.MODEL in changes:
                 price = changes[forking.MODEL].get("price")
                 sums.price = msgspec.convert(price, f.Price) if price is not None else None
-        case f.ModelRequested(estimated_input_tokens=estimate):
-            sums.requests += not sums.lost
-            anew = record.source != "streaming_model"
-            sums.turns += anew
-            sums.attempt = 1 if anew else sums.attempt + (not sums.lost)
-            sums.asked, sums.lost, sums.estimate = True, False, estimate
-            if anew:
-                sums.started, sums.compacted = {}, 0
         case f.UsageUpdated(usage=usage):
             sums.on_the_way, sums.since = usage, 0
         case f.StreamCheckpointed(usage=usage) as checkpoint:
@@ -100,10 +108,6 @@ def count(sums: Sums, record: Record) -> None:
                 sums.on_the_way, sums.since = usage, 0
         case f.ModelFailed() as failed:
             _book(sums, failed.usage, failed.unreported, _bytes(failed) if sums.settles else len(_encoded(failed.text)), failed.elapsed_us)
-        case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted() as output:
-            unreported = output.unreported if isinstance(output, f.ModelInterrupted) else None
-            said = _bytes(output) if sums.settles else sum(map(len, map(_encoded, (output.text, *(call.arguments_text for call in output.calls)))))
-            _book(sums, output.usage, unreported, said, output.elapsed_us)
         case f.SummaryRequested(number=number, estimated_input_tokens=estimate):
             sums.requests += number is not None
             sums.summary = f.Usage(input_tokens=estimate, estimated=True) if number is not None else None
@@ -114,11 +118,6 @@ def count(sums: Sums, record: Record) -> None:
             for each in (usage, unreported):
                 if each is not None:
                     _add(sums, each)
-        case f.ToolStarted(call=call):
-            sums.calls += call not in sums.started
-            sums.started[call] = sums.started.get(call, 0) + 1
-        case f.ToolSucceeded(elapsed_us=elapsed_us) | f.ToolFailed(elapsed_us=elapsed_us):
-            sums.active_us += elapsed_us
         case _:
             pass
 
@@ -130,7 +129,7 @@ COUNTED: Final = frozenset(
         *(f.ToolCallsRequested, f.FinalProposed, f.ModelInterrupted, f.SummaryRequested, f.ContextCompacted, f.ToolStarted, f.ToolSucceeded, f.ToolFailed),
     )
 )
-"""The types of records that add to the sums."""
+"""The types of records that add to the sums: all others need not be counted."""
 
 
 def _encoded(text: str) -> bytes:
@@ -182,7 +181,9 @@ def _add(sums: Sums, usage: f.Usage) -> None:
         sums.input_tokens += usage.input_tokens
         sums.cached_input_tokens += usage.cached_input_tokens
         sums.output_tokens += _written(usage)
-    sums.cost_usd += exact(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
+    cost = exact(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
+    if cost:  # fractions are slow to add
+        sums.cost_usd += cost
 
 
 def _written(usage: f.Usage) -> int:
@@ -191,7 +192,7 @@ def _written(usage: f.Usage) -> int:
 
 def _priced(usage: f.Usage, price: f.Price | None) -> Fraction:
     if price is None:
-        return Fraction(0)
+        return NOTHING_PAID
     fresh = max(0, usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens)
     classes = (
         (fresh, price.input),
@@ -199,4 +200,4 @@ def _priced(usage: f.Usage, price: f.Price | None) -> Fraction:
         (usage.cache_write_tokens, price.cache_write or price.input),
         (_written(usage), price.output),
     )
-    return sum((tokens * exact(each) for tokens, each in classes), Fraction(0)) / MILLION
+    return sum((tokens * exact(each) for tokens, each in classes), NOTHING_PAID) / MILLION

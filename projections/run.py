@@ -285,27 +285,32 @@ class Run(_Struct, frozen=True, kw_only=True):
     def detail(self) -> str:
         return self.ended.detail if self.ended is not None else ""
 
+    # These are asked dozens of times for each record, so none of them asks another.
     @property
     def budgets(self) -> Budgets:
-        return self.begun.budgets
+        assert self.setup is not None, NOT_BEGUN
+        return self.setup.budgets
 
     @property
     def policy(self) -> Policy:
-        return self.begun.policy
+        assert self.setup is not None, NOT_BEGUN
+        return self.setup.policy
 
     @property
     def context(self) -> Context | None:
-        return self.begun.context
+        assert self.setup is not None, NOT_BEGUN
+        return self.setup.context
 
     @property
     def rules(self) -> Rules:
         """The rules that the run began with."""
-        return rules_of(self.begun.engine)
+        assert self.setup is not None, NOT_BEGUN
+        return rules_of(self.setup.engine)
 
     @property
     def begun(self) -> f.Setup:
         """The setup of a run that has begun."""
-        assert self.setup is not None, "the run has not begun"
+        assert self.setup is not None, NOT_BEGUN
         return self.setup
 
     def shown(self) -> Iterator[int | Entry]:
@@ -327,7 +332,11 @@ class Run(_Struct, frozen=True, kw_only=True):
 
     def call(self, call_id: str) -> Call | None:
         """The call of the open turn with this id."""
-        return next((call for call in self.calls if call.id == call_id), None)
+        for call in self.calls:
+            if call.id == call_id:
+                return call
+        return None
 
 
+NOT_BEGUN = "the run has not begun"
 replace = msgspec.structs.replace
