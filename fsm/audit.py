@@ -180,10 +180,10 @@ def _check_batch(record: Record, before: Record | None) -> None:
             raise Unreadable("its stamp differs from that of its batch")
     if record.at < before.at:
         raise Unreadable("it is earlier than the record before")
-    splits = isinstance(record.fact, f.RunForked) and record.fact.parent == before.run
-    if record.run != before.run and not splits:
-        raise Unreadable(f"it is of run {record.run}, the record before of {before.run}")
-    if record.type == f.RunForked.TAG and record.run == before.run:
+    if record.run != before.run:
+        if not isinstance(record.fact, f.RunForked) or record.fact.parent != before.run:
+            raise Unreadable(f"it is of run {record.run}, the record before of {before.run}")
+    elif record.type == f.RunForked.TAG:
         raise Unreadable("a fork begins in the middle of its own stream")
 
 

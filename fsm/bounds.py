@@ -28,18 +28,18 @@ def iterations_are_bounded(history: History) -> Signs:
         match record.fact:
             case f.ModelRequested() as request:
                 yield _bounded_request(record.position, request, sums, history.settings)
-            case f.CallsChecked(checks=checks):
-                retries = {check.call: check.retries for check in checks}
-            case f.CallSuperseded(call=call, check=check):
-                retries[call] = check.retries
-            case f.DoubtResolved(call=call, verdict="did_not_happen"):
-                retries[call] = retries.get(call, 0) + 1
             case f.ToolStarted(call=call, attempt=attempt):
                 most = history.settings.budgets.max_tool_calls
                 if attempt > retries.get(call, 0) + 1:
                     yield broken(record.position, f"{call}: attempt {attempt} at {record.position}, and {retries.get(call, 0) + 1} are allowed")
                 elif most is not None and sums.calls > most:
                     yield broken(record.position, f"{call}: call {sums.calls} of {most} at {record.position}")
+            case f.CallsChecked(checks=checks):
+                retries = {check.call: check.retries for check in checks}
+            case f.CallSuperseded(call=call, check=check):
+                retries[call] = check.retries
+            case f.DoubtResolved(call=call, verdict="did_not_happen"):
+                retries[call] = retries.get(call, 0) + 1
             case _:
                 pass
 
@@ -186,11 +186,11 @@ def counters_are_sums(history: History) -> Signs:
     sums = history.sums
     asked: f.ModelRequested | None = None
     while (record := (yield None)) is not None:
-        if isinstance(record.fact, f.RunForked):
+        if record.type == f.RunForked.TAG:
             asked = None
         if record.turn != sums.turns:
             yield broken(record.position, f"the record at {record.position} is of turn {record.turn}, and {sums.turns} were begun")
-        if isinstance(record.fact, f.ModelRequested) and (record.source != "streaming_model" or sums.reserves):
+        if record.type == f.ModelRequested.TAG and isinstance(record.fact, f.ModelRequested) and (record.source != "streaming_model" or sums.reserves):
             allowed = _allowed(history.before, record.fact, history.settings)
             if record.source == "streaming_model" and asked is not None:
                 allowed = min(allowed, asked.max_output_tokens)

@@ -1,6 +1,5 @@
 """What follows for the calls of a turn: which are refused, which wait for a human, which run next, and when their results go in."""
 
-from collections import Counter
 from typing import Final
 
 from refold.events import facts as f
@@ -25,17 +24,18 @@ def collecting(run: Run) -> f.Derived | None:
     if run.open is None or not run.open.checked:
         return None
     repeats = cycle(run)
-    seen: Counter[str] = Counter()
+    seen: dict[str, int] = {}
     performing = 0
     for call in run.calls:
         check = call.check
         assert check is not None
         if not call.open:
             continue
-        refusal = _refusal(run, call, check, performing, seen[check.signature], repeats)
+        before = seen.get(check.signature, 0)
+        refusal = _refusal(run, call, check, performing, before, repeats)
         if refusal is not None:
             return refusal
-        seen[check.signature] += 1
+        seen[check.signature] = before + 1
         performing += call.name != ASK_USER
     return f.ToolCallsAccepted(calls=tuple(call.id for call in run.calls if call.open))
 
@@ -81,10 +81,9 @@ def performed_before(run: Run, check: f.Check) -> int:
 
 def cycle(run: Run) -> int | None:
     """The length of the cycle that the latest decisions make: a suffix repeated `cycle_repeats` times since the user last spoke."""
-    repeats = run.policy.cycle_repeats
-    for length in run.policy.cycle_lengths:
-        suffix = run.decisions[-length:]
-        if length > 0 and repeats > 1 and len(run.decisions) >= length * repeats and run.decisions[-length * repeats :] == suffix * repeats:
+    repeats, made = run.policy.cycle_repeats, run.decisions
+    for length in run.policy.cycle_lengths if repeats > 1 else ():
+        if 0 < length * repeats <= len(made) and made[-1] == made[-1 - length] and made[-length * repeats :] == made[-length:] * repeats:
             return length
     return None
 
@@ -168,7 +167,7 @@ def _closing(run: Run, stamp: Stamp) -> tuple[Kind, str] | None:
         return "cancelled", f"the run was cancelled by {run.cancel.who}{NOT_RUN}"
     if run.policy.on_tool_error == "stop" and any(call.kind in TOOL_ERRORS for call in run.calls):
         return "cancelled", "an earlier call of the turn failed, and the policy is to stop"
-    exceeded = next((found for limit in limits.BEFORE_TOOLS if (found := limit(run, stamp)) is not None), None)
+    exceeded = limits.first(limits.BEFORE_TOOLS, run, stamp)
     return ("limit_reached", exceeded.detail) if exceeded is not None else None
 
 

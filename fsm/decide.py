@@ -110,7 +110,8 @@ def _next_request(run: Run, stamp: Stamp) -> f.Derived | None:
 
 def _digest(run: Run, *, bare: bool) -> Digest:
     """The digest of what the next request shows."""
-    return next_digest(run, context.news(run), bare=bare) if run.rules.chains else request_digest(run.prefix, context.news(run))
+    news = context.news(run)
+    return next_digest(run, news, bare=bare) if run.rules.chains else request_digest(run.prefix, tuple(new.message for new in news))
 
 
 def _shorter_would_do(run: Run, stamp: Stamp, exceeded: limits.Exceeded) -> bool:
@@ -120,7 +121,7 @@ def _shorter_would_do(run: Run, stamp: Stamp, exceeded: limits.Exceeded) -> bool
 
 def _exceeded(run: Run, stamp: Stamp) -> limits.Exceeded | None:
     """The first limit of the row that would request the model from here."""
-    return next((exceeded for limit in EDGES[run.state]["model_requested"].limits if (exceeded := limit(run, stamp)) is not None), None)
+    return limits.first(EDGES[run.state]["model_requested"].limits, run, stamp)
 
 
 def _stopped(exceeded: limits.Exceeded) -> f.RunStopped:
@@ -196,8 +197,7 @@ def _made_anew(run: Run, stamp: Stamp) -> f.Derived:
     """The request that was open where a fork begins, as the fork's own: under its number, with what its settings and edits make of it."""
     assert run.request is not None
     unasked = forking.unasked(run)
-    limits_of_request = EDGES["injecting_tool_results"]["model_requested"].limits
-    if (exceeded := next((found for limit in limits_of_request if (found := limit(unasked, stamp)) is not None), None)) is not None:
+    if (exceeded := limits.first(EDGES["injecting_tool_results"]["model_requested"].limits, unasked, stamp)) is not None:
         return _stopped(exceeded)
     wrap_up = limits.is_last_turn(unasked)
     digest = past_digest(run, bare=wrap_up) if run.rules.chains else run.request.digest

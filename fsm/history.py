@@ -47,21 +47,22 @@ class History(msgspec.Struct, kw_only=True):
     """The sums before the open request was made."""
     decisions: Decisions = NOTHING_DECIDED
     request: f.ModelRequested | None = None
-    """The last request before the record."""
+    """The last request before the record,"""
+    asked: f.ModelRequested | None = None
+    """and the record itself, where it is one."""
     damage: tuple[int, str] | None = None
     """Where the chain breaks and why, once all is read."""
 
     def take(self, record: Record) -> None:
         """One more record. Raises ArithmeticError, ValueError or MsgspecError for amounts that are none."""
         tag, fact = record.type, record.fact
-        if self.last is not None and isinstance(self.last.fact, f.ModelRequested):
-            self.request = self.last.fact
+        self.request, self.asked = self.asked or self.request, None
         self.last = record
         if tag in _SETS:
             self.settings = in_force(self.settings, fact)
         if tag in COUNTED:
             if isinstance(fact, f.ModelRequested):
-                self.before = msgspec.structs.replace(self.sums)
+                self.before, self.asked = msgspec.structs.replace(self.sums), fact
             count(self.sums, record)
         if tag in DECIDES:
             self.decisions = decided(self.decisions, fact, self.settings.policy)

@@ -84,22 +84,24 @@ def every_call_has_one_observation(history: History) -> Signs:
     proposed: dict[CallId, int] = {}
     results: dict[CallId, int] = {}
     while (record := (yield None)) is not None:
-        position, fact = record.position, record.fact
-        if isinstance(fact, f.ToolCallsRequested):
-            proposed = {call.id: position for call in fact.calls}
-            results = {}
-        elif isinstance(fact, f.ToolResultsInjected):
-            yield from _shown(position, fact, proposed, results)
-            proposed = {}
-        elif isinstance(fact, f.Ending):
-            for call in proposed:
-                yield broken(position, f"{call}: proposed at {proposed[call]}, and the run ended at {position} without showing a result")
-        elif (closed := _closes(fact)) is not None:
-            if closed in results:
-                yield broken(position, f"{closed}: has a result, and another at {position}")
-            elif closed not in proposed:
-                yield broken(position, f"{closed}: a result at {position}, and no such call is open")
-            results[closed] = position
+        position = record.position
+        match record.fact:
+            case f.ToolCallsRequested(calls=calls):
+                proposed, results = {call.id: position for call in calls}, {}
+            case f.ToolResultsInjected() as shown:
+                yield from _shown(position, shown, proposed, results)
+                proposed = {}
+            case fact if (closed := _closes(fact)) is not None:
+                if closed in results:
+                    yield broken(position, f"{closed}: has a result, and another at {position}")
+                elif closed not in proposed:
+                    yield broken(position, f"{closed}: a result at {position}, and no such call is open")
+                results[closed] = position
+            case f.RunCompleted() | f.RunStopped() | f.RunFailed() | f.RunCancelled():
+                for call in proposed:
+                    yield broken(position, f"{call}: proposed at {proposed[call]}, and the run ended at {position} without showing a result")
+            case _:
+                pass
 
 
 _CLOSING: Final = (
@@ -112,9 +114,9 @@ def _closes(fact: f.Fact) -> CallId | None:
     """The call that this fact gives its result."""
     match fact:
         case (
-            f.ToolRejected()
+            f.ToolSucceeded()
+            | f.ToolRejected()
             | f.DuplicateActionBlocked()
-            | f.ToolSucceeded()
             | f.ToolClosed()
             | f.ApprovalDenied()
             | f.ApprovalExpired()

@@ -3,6 +3,7 @@
 A limit reads the run and the stamp and says what is used up, or nothing. The rule is the same everywhere: used up when spent >= limit.
 """
 
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from decimal import Context, Decimal
 from typing import Final
@@ -94,6 +95,14 @@ def deadline(run: Run, stamp: Stamp) -> Exceeded | None:
     if limit is None or stamp.at < instant(limit):
         return None
     return Exceeded(reason="deadline", detail=f"the deadline {limit} has passed")
+
+
+def first(each: Iterable[Callable[[Run, Stamp], Exceeded | None]], run: Run, stamp: Stamp) -> Exceeded | None:
+    """The first of some limits that is used up."""
+    for limit in each:
+        if (exceeded := limit(run, stamp)) is not None:
+            return exceeded
+    return None
 
 
 BEFORE_TOOLS = (spent_tokens, spent_cost, active_time, deadline)

@@ -253,10 +253,8 @@ def fire(cursor: Cursor, fact: f.Fact) -> None:
 def fire_compiled(cursor: Cursor, fact: f.Fact) -> None:
     """The same, on the compiled rows; proved equal by walking every state and trigger."""
     row = _row(cursor.state, cursor.run, fact)
-    for limit in row.limits:
-        exceeded = limit(cursor.run, cursor.stamp)
-        if exceeded is not None:
-            raise Refused(cursor.state, fact.TAG, exceeded, position=cursor.run.position + 1)
+    if (exceeded := limits.first(row.limits, cursor.run, cursor.stamp)) is not None:
+        raise Refused(cursor.state, fact.TAG, exceeded, position=cursor.run.position + 1)
     _take(cursor, fact, row.target)
     cursor.state = row.target
 

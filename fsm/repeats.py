@@ -26,9 +26,12 @@ def identical_actions_are_limited(history: History) -> Signs:
     said = 0
     while (record := (yield None)) is not None:
         position = record.position
+        performed: CallId | None = None
         match record.fact:
             case f.CallsChecked(checks=new):
                 checks = {check.call: check for check in new}
+            case f.ToolSucceeded(call=call):
+                performed = call
             case f.CallSuperseded(call=call, check=other):  # a human's own choice is counted, and is theirs
                 checks[call] = other
                 chosen.add(call)
@@ -36,9 +39,9 @@ def identical_actions_are_limited(history: History) -> Signs:
                 said = position
             case f.RunForked(message=message) if message:
                 said = position
-            case _:
-                pass
-        check = checks.get(performed) if (performed := _performs(record.fact)) is not None else None
+            case fact:
+                performed = _may_have_performed(fact)
+        check = checks.get(performed) if performed is not None else None
         if check is None:
             continue
         since = said if check.effect == "side_effect" else max(said, _other_write(last_write, check.signature))
@@ -61,11 +64,9 @@ def _listed(places: int | list[int] | None) -> list[int]:
     return places if isinstance(places, list) else [] if places is None else [places]
 
 
-def _performs(fact: f.Fact) -> CallId | None:
-    """The call that this fact says took place, or may have."""
+def _may_have_performed(fact: f.Fact) -> CallId | None:
+    """The call that took place, or may have, although no outcome says so."""
     match fact:
-        case f.ToolSucceeded(call=call):
-            return call
         case f.ToolClosed(call=call, kind="in_doubt"):
             return call
         case f.DoubtResolved(call=call, verdict=verdict) if verdict in ("happened", "tell_model"):

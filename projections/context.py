@@ -4,13 +4,13 @@ Apart from the fold, because deciding, folding and making a request ask the same
 The past is a list of entries; of what is new there is everything: it is cut to its share when it is shown first, and stays as it was shown.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from refold.events import facts as f
-from refold.projections.excerpts import EXCERPT_MIN, fair_share, size_of, within
-from refold.projections.messages import Message, bytes_of, tokens_of, user
-from refold.projections.prefix import HISTORY, chained, entry_of, head, start
+from refold.projections.excerpts import EXCERPT_MIN, fair_share, within
+from refold.projections.messages import Counted, Message, bytes_of, counted, tokens_of, user
+from refold.projections.prefix import HISTORY, as_entry, chained, entry_of, head, start
 from refold.projections.run import Entry, Run, replace
 
 NOTICE_BYTES: Final = 400
@@ -20,30 +20,37 @@ NOTICE_BYTES: Final = 400
 # -- what is new
 
 
-def news(run: Run) -> tuple[Message, ...]:
+def news(run: Run) -> tuple[Counted, ...]:
     """What the next request shows for the first time, in order: the only messages whose content decisions have. Another attempt shows nothing new."""
     return cut_together(run, uncut(run))
 
 
-def uncut(run: Run) -> tuple[Message, ...]:
+def uncut(run: Run) -> tuple[Counted, ...]:
     """The same, each at the length that it may have by itself."""
-    return (*run.fresh_shown, *map(user, run.unheard)) if run.state != "streaming_model" else ()
+    if run.state == "streaming_model":
+        return ()
+    return (*run.fresh_shown, *(counted(user(text)) for text in run.unheard)) if run.unheard else run.fresh_shown
 
 
-def cut_together(run: Run, messages: Sequence[Message]) -> tuple[Message, ...]:
+def cut_together(run: Run, messages: tuple[Counted, ...]) -> tuple[Counted, ...]:
     """Results that each may be shown, and together would take more than there is room for, are cut to equal shares of it."""
     window = run.context.window_tokens if run.context is not None else None
     if window is None:
-        return tuple(messages)
-    room = bytes_in(run, compact_at(run, window)) - NOTICE_BYTES - past_size(run) - sum(size_of(each) for each in messages if each.role != "tool")
-    share = fair_share((size_of(each) for each in messages if each.role == "tool"), max(0, room))
-    return tuple(messages) if share is None else tuple(within(each, max(share, EXCERPT_MIN)) for each in messages)
+        return messages
+    room = bytes_in(run, compact_at(run, window)) - NOTICE_BYTES - past_size(run) - sum(each.size for each in messages if each.message.role != "tool")
+    share = fair_share((each.size for each in messages if each.message.role == "tool"), max(0, room))
+    return messages if share is None else tuple(_cut(each, max(share, EXCERPT_MIN)) for each in messages)
 
 
-def cut_each(run: Run, messages: Iterable[Message]) -> tuple[Message, ...]:
+def cut_each(run: Run, messages: Iterable[Message]) -> tuple[Counted, ...]:
     """Each result by no more than `observation_bytes` of it."""
     limit = run.context.observation_bytes if run.context is not None else None
-    return tuple(messages) if limit is None else tuple(within(each, limit) for each in messages)
+    return tuple(counted(each) if limit is None else _cut(counted(each), limit) for each in messages)
+
+
+def _cut(each: Counted, limit: int) -> Counted:
+    """A result in `limit` bytes; anything else as it is."""
+    return counted(within(each.message, limit)) if each.message.role == "tool" and each.size > limit else each
 
 
 # -- how much it is
@@ -56,12 +63,12 @@ def past_size(run: Run) -> int:
 
 def next_size(run: Run) -> int:
     """Bytes of the next request."""
-    return past_size(run) + sum(map(size_of, news(run)))
+    return past_size(run) + sum(each.size for each in news(run))
 
 
 def uncut_size(run: Run) -> int:
     """Bytes that the next request would have if results did not share the room there is."""
-    return past_size(run) + sum(map(size_of, uncut(run)))
+    return past_size(run) + sum(each.size for each in uncut(run))
 
 
 def base_size(run: Run) -> int:
@@ -107,8 +114,8 @@ def _rate(tokens: int, size: int) -> tuple[int, int]:
 
 def window(run: Run) -> int | None:
     """Tokens that the model can read, as far as is known: as it was set, or as an overflow showed."""
-    known = [tokens for tokens in (run.context.window_tokens if run.context is not None else None, run.past.overflow) if tokens is not None]
-    return min(known, default=None)
+    setting, showed = run.context.window_tokens if run.context is not None else None, run.past.overflow
+    return setting if showed is None else showed if setting is None else min(setting, showed)
 
 
 def compact_at(run: Run, tokens: int) -> int:
@@ -137,7 +144,7 @@ def inherited(run: Run, fact: f.RunContinued) -> Run:
 
 def requested(run: Run, fact: f.ModelRequested, position: int) -> Run:
     """What is new is past, as it is shown now."""
-    entries = [entry_of(message, position) for message in news(run)]
+    entries = [as_entry(new, position) for new in news(run)]
     size = run.size + sum(entry.size for entry in entries) if run.rules.reserves else bytes_of(fact.estimated_input_tokens)
     after = replace(
         run, entries=run.entries.add(*entries), past=replace(run.past, chosen=False, wanted=False), bare=fact.wrap_up, size=size, prefix=fact.digest

@@ -86,7 +86,7 @@ def message_of(edit: f.Edit) -> Message:
 
 def as_shown(run: Run, edit: f.Edit) -> Message:
     """The same, at the length that a result may have by itself."""
-    return context.cut_each(run, (message_of(edit),))[0]
+    return context.cut_each(run, (message_of(edit),))[0].message
 
 
 def _shown_otherwise(run: Run, fact: f.RunForked) -> Run:

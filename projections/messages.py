@@ -50,6 +50,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     opaque: tuple[Any, ...] = ()
 
 
+class Counted(msgspec.Struct, frozen=True, gc=False):
+    """A message with its bytes as they are counted and their digest: limits and digests ask for them again and again, and it may be large."""
+
+    message: Message
+    size: int
+    digest: Digest
+
+
+def counted(message: Message) -> Counted:
+    """A message, counted."""
+    encoded = encode(message)
+    return Counted(message, len(encoded), digest_of(encoded))
+
+
 def user(text: str) -> Message:
     """What the user said."""
     return Message(role="user", text=text)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of
 from refold.events.words import Digest
-from refold.projections.messages import Message, encode
+from refold.projections.messages import Counted, Message, counted, encode
 from refold.projections.run import Entry, Run
 
 HISTORY = "history"
@@ -49,13 +49,17 @@ def start(setup: f.Setup, *, bare: bool) -> Digest:
 
 def entry_of(message: Message, position: int) -> Entry:
     """A message as the run remembers it."""
-    encoded = encode(message)
-    return Entry(position=position, kind=message.kind or message.role, size=len(encoded), digest=digest_of(encoded))
+    return as_entry(counted(message), position)
 
 
-def next_digest(run: Run, news: Iterable[Message], *, bare: bool) -> Digest:
+def as_entry(shown: Counted, position: int) -> Entry:
+    """A message that was counted, as the run remembers it."""
+    return Entry(position=position, kind=shown.message.kind or shown.message.role, size=shown.size, digest=shown.digest)
+
+
+def next_digest(run: Run, news: Iterable[Counted], *, bare: bool) -> Digest:
     """The digest of the next request, which shows what is still shown of the past and `news` behind it."""
-    return chained(past_digest(run, bare=bare), (digest_of(encode(message)) for message in news))
+    return chained(past_digest(run, bare=bare), [new.digest for new in news])
 
 
 def past_digest(run: Run, *, bare: bool) -> Digest:

@@ -13,7 +13,7 @@ from refold.events.chain import NOTHING
 from refold.events.settings import Budgets, Context, Policy
 from refold.events.words import CallId, Digest, Kind, Reason, RunId, State, Status
 from refold.projections.growing import Entries, Entry as Entry, Index
-from refold.projections.messages import Message
+from refold.projections.messages import Counted, Message
 from refold.projections.revisions import Rules, rules_of
 
 Phase = Literal["proposed", "accepted", "waiting", "ready", "started", "unknown", "failed", "retrying", "doubt", "closed"]
@@ -205,7 +205,7 @@ class Run(_Struct, frozen=True, kw_only=True):
     open: Turn | None = None
     fresh: tuple[Message, ...] = ()
     """Messages that no request has shown yet, in full."""
-    fresh_shown: tuple[Message, ...] = ()
+    fresh_shown: tuple[Counted, ...] = ()
     """The same as the next request shows them, where it has room for all: long results by an excerpt."""
     unheard: tuple[str, ...] = ()
     """What the user said since; shown behind the results."""

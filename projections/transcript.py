@@ -53,7 +53,7 @@ class Transcript:
         self.messages += said(before, fact, after)
         match fact:
             case ModelRequested() if before.state != "streaming_model":
-                self._shown += [(message,) for message in context.news(before)]
+                self._shown += [(new.message,) for new in context.news(before)]
             case RunForked():
                 self._fork(before, fact)
             case ContextCompacted() if not fact.error:
@@ -119,7 +119,7 @@ class Transcript:
         groups: dict[int, list[Message]] = {}
         for place, entry in enumerate(run.entries.since(run.past.hidden), run.past.hidden):
             groups.setdefault(entry.position - run.position, []).extend(self._shown[place])
-        groups[0] = list(context.news(run))
+        groups[0] = [new.message for new in context.news(run)]
         positions = [position for position, group in groups.items() if group]
         older, latest = positions[:-turns], positions[-turns:]
         before = [message for place in run.past.pinned for message in self._shown[place]]
