@@ -38,6 +38,11 @@ def close(body: bytes, before: Digest) -> tuple[bytes, Digest]:
     return head + MARK + digest.encode("ascii") + b'"}', digest
 
 
+def completes(stored: bytes, body: bytes) -> bool:
+    """Whether a stored record is `body` completed, whatever digest it carries."""
+    return len(stored) == len(body) - 1 + _TAIL and stored.startswith(body[:-1])
+
+
 def recompute(stored: bytes, before: Digest) -> Digest | None:
     """The digest that stored bytes ought to carry after `before`, or None where the last field is not a digest at all."""
     if not stored.startswith(MARK, -_TAIL) or not stored.endswith(b'"}'):

@@ -114,12 +114,12 @@ def write(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, be
 
     Raises Unreadable where the fact could not be read again (a bug at the border: nothing of it may reach the log).
     """
-    stored, payloads = encoded(edge, run=run, position=position, batch=batch, stamp=stamp, before=before)
-    return read(stored, payloads.__getitem__), payloads
+    body, payloads = encoded(edge, run=run, position=position, batch=batch, stamp=stamp)
+    return read(close(body, before)[0], payloads.__getitem__), payloads
 
 
-def encoded(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, before: Digest) -> tuple[bytes, dict[Digest, bytes]]:
-    """The bytes of the record of one fact, and the payloads that belong to it."""
+def encoded(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp) -> tuple[bytes, dict[Digest, bytes]]:
+    """The bytes of the record of one fact, but for its digest, and the payloads that belong to it."""
     fact = edge.fact
     data, payloads = move_out(data_of(fact))
     line = Line(
@@ -137,8 +137,7 @@ def encoded(edge: Edge, *, run: RunId, position: int, batch: int, stamp: Stamp, 
         target=edge.target,
         data=msgspec.Raw(data),
     )
-    stored, _ = close(_encoder.encode(line), before)
-    return stored, payloads
+    return _encoder.encode(line), payloads
 
 
 _read_line: Final = msgspec.json.Decoder(Line).decode

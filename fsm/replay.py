@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from refold.events import facts as f
+from refold.events.chain import close, completes, recompute
 from refold.events.codec import Edge, Record, Stamp, encoded, read
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
@@ -153,7 +154,11 @@ def _written(run: Run, edges: Sequence[Edge], stamp: Stamp, stored: Mapping[int,
     before, first = run.head, run.position + 1
     for position, edge in enumerate(edges, first):
         kept = stored.get(position)
-        made = _made(edge, kept, run=run.id, position=position, batch=first, stamp=stamp, before=before)
+        body, payloads = encoded(edge, run=run.id, position=position, batch=first, stamp=stamp)
+        if kept is not None and completes(kept.stored, body) and _follows(kept, stored.get(position - 1), before):
+            made = kept
+        else:
+            made = read(close(body, before)[0], payloads.__getitem__)
         differs = difference(kept, made) if kept is not None and kept is not made else None
         taken = kept if kept is not None and differs is None else made
         pairs.append(_Pair(made, taken, differs))
@@ -161,10 +166,9 @@ def _written(run: Run, edges: Sequence[Edge], stamp: Stamp, stored: Mapping[int,
     return pairs
 
 
-def _made(edge: Edge, kept: Record | None, *, run: RunId, position: int, batch: int, stamp: Stamp, before: Digest) -> Record:
-    """The record of a fact: the stored one, where its bytes are the same, and not read again."""
-    made, payloads = encoded(edge, run=run, position=position, batch=batch, stamp=stamp, before=before)
-    return kept if kept is not None and kept.stored == made else read(made, payloads.__getitem__)
+def _follows(kept: Record, stored_before: Record | None, before: Digest) -> bool:
+    """Whether a stored record covers the digest before it; where that is of the record that is stored before it, the chain was checked when it was read."""
+    return (stored_before is not None and stored_before.digest == before) or recompute(kept.stored, before) == kept.digest
 
 
 # -- where they part
