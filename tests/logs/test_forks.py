@@ -3,7 +3,9 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from refold import audit, open_store, replay, show
@@ -12,8 +14,9 @@ from refold.events.codec import Record
 from refold.events.words import RunId
 from refold.fsm.effects import AskModel, ChooseContext, Effect, Reconcile, RunTool, Summarise, pending
 from refold.projections.run import Run
-from refold.runtime.forking import NoFork, fork
+from refold.runtime.forking import Asked, NoFork, fork
 from refold.runtime.journal import Journal
+from refold.runtime.show import prompt
 from refold.runtime.store import Store, attach
 from refold.runtime.transfer import export_lines, import_file, parse
 
@@ -54,6 +57,46 @@ def test_a_golden_log_can_be_forked_wherever_it_rests(path: Path) -> None:
     assert forks or len({record.batch for record in records}) == 1  # it ended at once, and rested nowhere
     # and the parent is what it was
     assert b"".join(export_lines(store, run_id)) == before
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_an_edited_result_is_all_that_the_next_request_shows_otherwise(path: Path) -> None:
+    # given a log, forked wherever it rests
+    store = open_store("memory:")
+    run_id = import_file(store, parse(path.read_bytes(), path.name))
+    records = list(store.read(run_id))
+    if _contents_decide(records):
+        pytest.skip("what this run shows, or whether it goes on, hangs on its results")
+    called = [call.id for record in records if isinstance(record.fact, f.ToolCallsRequested) for call in record.fact.calls]
+    for at in sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None}):
+        plain = _first_request(store, fork(store.log, run_id, at, RunId(f"plain-{at}")).run_id)
+        for call in called:
+            # when one result is another in a second fork
+            try:
+                made = fork(store.log, run_id, at, RunId(f"edited-{at}-{call.replace('.', '-')}"), Asked(edits={call: "another"}))
+            except NoFork:
+                continue
+            # then the first requests of the two show the same but for that
+            edited = _first_request(store, made.run_id)
+            assert edited == [{**message, "kind": "success", "content": "another"} if message.get("call_id") == call else message for message in plain]
+
+
+def _contents_decide(records: list[Record]) -> bool:
+    """Whether the size or the kind of a result decides what else happens: which turns give way, what can be paid, and whether the run ends."""
+    facts = [record.fact for record in records]
+    setups = [fact.setup for fact in facts if isinstance(fact, f.RunStarted | f.RunContinued)]
+    return (
+        any(isinstance(fact, f.SummaryRequested) or (isinstance(fact, f.RunStopped) and fact.reason in ("max_tokens", "max_cost_usd")) for fact in facts)
+        or any(setup.context is not None and setup.context.window_tokens is not None for setup in setups)
+        or any(setup.policy.on_tool_error == "stop" for setup in setups)
+    )
+
+
+def _first_request(store: Store, run_id: str) -> list[dict[str, Any]]:
+    """The messages of the first request that a fork makes by itself, driven on until then; none where it makes none."""
+    _driven(store, run_id)
+    asked = next((record for record in store.read(run_id) if record.run == run_id and isinstance(record.fact, f.ModelRequested)), None)
+    return json.loads(msgspec.json.encode(prompt(store, run_id, asked.position).request.messages)) if asked is not None else []
 
 
 def _rest_before(records: list[Record], at: int) -> int | None:
