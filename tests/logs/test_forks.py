@@ -81,6 +81,26 @@ def test_an_edited_result_is_all_that_the_next_request_shows_otherwise(path: Pat
             assert edited == [{**message, "kind": "success", "content": "another"} if message.get("call_id") == call else message for message in plain]
 
 
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_message_to_a_fork_is_all_that_its_next_request_adds(path: Path) -> None:
+    # given a log, forked wherever it rests
+    store = open_store("memory:")
+    run_id = import_file(store, parse(path.read_bytes(), path.name))
+    records = list(store.read(run_id))
+    if _contents_decide(records):
+        pytest.skip("what this run shows, or whether it goes on, hangs on its results")
+    for at in sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None}):
+        # when the user says something to a second fork
+        try:
+            made = fork(store.log, run_id, at, RunId(f"told-{at}"), Asked(message="Look twice."))
+        except NoFork:
+            continue
+        # then its first request shows what that of the other does, and the message behind it
+        plain = _first_request(store, fork(store.log, run_id, at, RunId(f"plain-{at}")).run_id)
+        told = _first_request(store, made.run_id)
+        assert told == [*plain, {"role": "user", "text": "Look twice."}] or not plain, (at, told)  # some end or wait where they are forked
+
+
 def _contents_decide(records: list[Record]) -> bool:
     """Whether the size or the kind of a result decides what else happens: which turns give way, what can be paid, and whether the run ends."""
     facts = [record.fact for record in records]
