@@ -5,7 +5,7 @@ Pure, and the same `decide` that made the log; a log whose derived records were 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -188,10 +188,12 @@ def _parts(batch: Batch, stored: Mapping[int, Record], pairs: Sequence[_Pair]) -
     for made, _, differs in pairs:
         if differs is not None:
             return _Parts(made.position, stored[made.position], made, differs)
-    last = pairs[-1].made.position
-    if (beyond := next((record for record in batch.records if record.position > last), None)) is not None:
+    last, end = pairs[-1].made.position, _end(batch)
+    if batch.records[-1].position > last:
+        beyond = next(record for record in batch.records if record.position > last)
         return _Parts(beyond.position, beyond, None, Difference(TYPE, beyond.type, None))
-    if batch.broken is None and (too := next((pair.made for pair in pairs if pair.made.position >= _end(batch)), None)) is not None:
+    if batch.broken is None and last >= end:
+        too = next(pair.made for pair in pairs if pair.made.position >= end)
         return _Parts(too.position, batch.behind, too, Difference(TYPE, batch.behind.type if batch.behind is not None else None, too.type))
     return None
 
@@ -264,6 +266,8 @@ def _misread(run: Run, records: Sequence[Record]) -> Divergence | None:
     What an adapter alone knew (that a stream was malformed, or a text marked as final) is not recorded, and neither is a response that we cut; those are believed.
     """
     for record in records:
+        if record.type not in _RESPONSES:
+            continue
         match record.fact:
             case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted(cause="filtered" | "overflow" | "length" | "paused") as fact:
                 today = classify(Response(output=fact), run.turn)
@@ -273,6 +277,9 @@ def _misread(run: Run, records: Sequence[Record]) -> Divergence | None:
             case _:
                 pass
     return None
+
+
+_RESPONSES: Final = frozenset(fact.TAG for fact in (f.ToolCallsRequested, f.FinalProposed, f.ModelInterrupted))
 
 
 def _as_other(record: Record, today: f.FinalProposed | f.ToolCallsRequested | f.ModelInterrupted) -> Difference | None:
