@@ -181,7 +181,7 @@ def _fact(line: Line, load: Load) -> Fact:
     tag = line.type
     decoder = _decoders.get(tag)
     if decoder is None:
-        raise Unreadable(f"a fact of an unknown type, {tag!r}: it was written by another version of refold")
+        raise Unreadable(f"a fact of an unknown type, {tag!r} (version {line.v}): it was written by another version of refold")
     data = bytes(line.data)
     try:
         if b'"$payload"' in data:

@@ -7,7 +7,7 @@ import re
 from typing import Final, Literal, NamedTuple, get_args
 
 from refold.events import facts as f
-from refold.events.codec import Record
+from refold.events.codec import Record, data_of
 from refold.events.words import Kind, Reason
 
 CauseClass = Literal["code", "context", "tool schema", "policy or limit", "adapter", "upcaster", "environment"]
@@ -48,6 +48,8 @@ def of(recorded: Record, derived: Record | None, field: str, older: Record | Non
         return _envelope(field)
     if recorded.v != derived.v:
         return _upcast(recorded)
+    if data_of(recorded.fact) == data_of(derived.fact):
+        return Cause("upcaster", f"version {recorded.v} of {recorded.type} has no {field.removeprefix('data.')} in this version of refold", VERSION)
     if recorded.fact.INPUT:
         return said_again(recorded, derived.fact, field)
     return _upcast(older) if older is not None else same_fact(recorded.fact, derived.fact, field)

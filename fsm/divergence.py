@@ -86,7 +86,21 @@ def difference(recorded: Record, derived: Record) -> Difference | None:
     if recorded.type != derived.type:
         return Difference(TYPE, recorded.type, derived.type)
     older = recorded.v != derived.v
-    return first_difference(_plain(recorded, older), _plain(derived, older)) or (None if older else Difference("digest", recorded.digest, derived.digest))
+    found = first_difference(_plain(recorded, older), _plain(derived, older))
+    if found is not None or older:
+        return found
+    return _unknown(recorded, derived) or Difference("digest", recorded.digest, derived.digest)
+
+
+def _unknown(recorded: Record, derived: Record) -> Difference | None:
+    """The first part of what is stored that is read as nothing: another version of refold knew it."""
+    found = first_difference(_stored_data(recorded), _stored_data(derived), "data")
+    return found if found is not None and found.derived is ABSENT else None
+
+
+def _stored_data(record: Record) -> dict[str, Any]:
+    data: dict[str, Any] = msgspec.json.decode(bytes(read_line(record.stored).data))
+    return data
 
 
 TELLING: Final = {f.ModelRequested.TAG: "wrap_up"}

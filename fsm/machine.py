@@ -265,7 +265,7 @@ def step(run: Run, record: Record) -> Run:
         run = replace(run, id=record.run)  # a fork's own records begin behind its parent's
     row = _row(run.state, run, record.fact)
     if record.source != run.state or record.target != row.target:
-        raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}")
+        raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}", position=record.position)
     return evolve(run, record.fact, target=record.target, at=record.at, head=record.digest)
 
 

@@ -320,6 +320,8 @@ STORED = {
     "a cut response that was whole": Stored(said('"cause":"invalid"', '"cause":"length"'), "model_interrupted", "data.cause", "adapter"),
     "a newer version": Stored(said('"v":1', '"v":2'), "tool_started", "data", "upcaster"),
     "a type of another version": Stored(said('"type":"tool_started"', '"type":"tool_dreamt"'), "tool_started", "data", "upcaster"),
+    "a field more than this version knows": Stored(said('"key":', '"mood":"fine","key":'), "tool_started", "data.mood", "upcaster"),
+    "a field more within a field": Stored(said('"text":"', '"mood":"fine","text":"'), "tool_succeeded", "data.notes[0].mood", "upcaster"),
     "data that this version does not know": Stored(said('"key":', '"name":'), "tool_started", "data", "upcaster"),
 }
 
