@@ -16,6 +16,7 @@ from refold.events.lineage import history
 from refold.events.log import open_log
 from refold.events.storage import Log
 from refold.events.words import RunId
+from refold.projections.revisions import SUPPORTED, UnsupportedEngine
 from refold.projections.run import Call, Run, replace
 from refold.runtime.consults import Consults
 from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader, record_in, this_process
@@ -274,6 +275,8 @@ class Store:
                 return ()
             if run.state == "done":
                 raise NotAsked(f"run {run.id} has ended ({run.status}) and takes no more input; start another with: refold continue {run.id}")
+            if run.begun.engine not in SUPPORTED:  # what would come of it is not known here
+                raise UnsupportedEngine(run.begun.engine)
             said = Taken(run.position + 1)
             return (fact(run),)
 

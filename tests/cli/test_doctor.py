@@ -151,3 +151,18 @@ def test_a_broken_chain_is_found_where_it_breaks(shell):
     # then
     assert (done.code, kinds(done)) == (exits.FOUND, {("one", "broken_chain")})
     assert "position 1" in done.json[0]["why"]
+
+
+@pytest.mark.parametrize("words", [("cancel", "asks"), ("say", "asks", "Hello?"), ("answer", "asks", "Blue."), ("compact", "asks")])
+def test_nothing_is_added_to_a_run_of_rules_that_are_not_known(shell, monkeypatch, words):
+    shell.run(ASK, DONE, words=("--run-id", "asks"))
+    before = shell("export", "asks").out
+    # given a version that knows other rules alone
+    for place in ("runtime.store", "fsm.decide"):
+        monkeypatch.setattr(f"refold.{place}.SUPPORTED", frozenset({revisions.ENGINE + 1}))
+    # when somebody says something to the run
+    done = shell(*words)
+    # then it says why not, and the log is what it was
+    assert done.code == exits.USAGE
+    assert f"made under engine {revisions.ENGINE}" in done.error
+    assert shell("export", "asks").out == before
