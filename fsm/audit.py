@@ -232,8 +232,6 @@ class _Judged:
             after = step(self._history.run, record)
         except Illegal as error:
             return str(error)
-        except NOT_JUDGED as error:
-            return f"{record.type} cannot be folded: {type(error).__name__} {error}"
         if record.turn != after.turn:
             return f"the record is of turn {record.turn}, the run in turn {after.turn}"
         self._history.run = after

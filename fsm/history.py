@@ -14,11 +14,10 @@ from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.settings import Budgets, Context, Policy
 from refold.fsm.decisions import DECIDES, NOTHING_DECIDED, Decisions, decided
+from refold.fsm.machine import NOT_JUDGED as NOT_JUDGED
 from refold.fsm.sums import COUNTED, Sums, count
 from refold.projections.run import Run
 
-NOT_JUDGED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError, msgspec.MsgspecError)
-"""What comes of an amount or a time that is none, as only records have that somebody else made up."""
 T = TypeVar("T", Budgets, Policy, Context)
 
 

@@ -7,6 +7,7 @@ its `limits` are about budget and policy (asked when deciding alone, so that old
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple
 
+from msgspec import MsgspecError
 from transitions import EventData, Machine, MachineError
 
 from refold.events import facts as f
@@ -260,13 +261,20 @@ def fire_compiled(cursor: Cursor, fact: f.Fact) -> None:
 
 
 def step(run: Run, record: Record) -> Run:
-    """Fold one record, asserting that it is a legal move from where the run is. Raises Illegal."""
+    """Fold one record, asserting that it is a legal move from where the run is. Raises Illegal, also where what it says cannot be."""
     if record.run != run.id and (not run.position or record.type == f.RunForked.TAG):
         run = replace(run, id=record.run)  # a fork's own records begin behind its parent's
     row = _row(run.state, run, record.fact)
     if record.source != run.state or record.target != row.target:
         raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}", position=record.position)
-    return evolve(run, record.fact, target=record.target, at=record.at, head=record.digest)
+    try:
+        return evolve(run, record.fact, target=record.target, at=record.at, head=record.digest)
+    except NOT_JUDGED as error:
+        raise Illegal(run.state, record.type, f"it cannot be folded ({type(error).__name__} {error})", position=record.position) from error
+
+
+NOT_JUDGED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError, MsgspecError)
+"""What comes of an amount or a time that is none, as only records have that somebody else made up."""
 
 
 def _row(state: str, run: Run, fact: f.Fact) -> Compiled:

@@ -1,12 +1,12 @@
 """What `show`, `runs` and results say of a run: answer, citations, usage, messages, observations, notes, pending; folded from its records for people and programs."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Record
+from refold.events.codec import Record, Unreadable
 from refold.projections.evidence import cited
 from refold.projections.messages import Message
 from refold.projections.run import Call, Run
@@ -83,13 +83,21 @@ def _waits(run: Run, call: Call) -> dict[str, Any]:
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """What a call runs with, in the order in which the model wrote it; what was filled in comes last."""
-    made: dict[str, Any] = msgspec.json.decode(call.check.arguments) if call.check is not None and call.check.arguments else {}
+    """What a call runs with, in the order in which the model wrote it; what was filled in comes last. Raises Unreadable."""
+    made: dict[str, Any] = {}
+    if call.check is not None and call.check.arguments:
+        try:
+            made = _OBJECT.decode(call.check.arguments)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise Unreadable(f"the arguments with which {call.id} was checked are none: {error}") from error
     try:
         written = msgspec.json.decode(call.proposed.arguments_text or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         written = {}
     return {name: made[name] for name in written if name in made} | made if isinstance(written, dict) else made
+
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def message_json(message: Message, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from refold.events.lineage import history, splits
 from refold.events.storage import Conflict, Log, Row
 from refold.events.words import CallId, Digest, RunId
 from refold.fsm.decide import Batch, written
+from refold.fsm.machine import Illegal
 from refold.projections import forking
 from refold.projections.prefix import HISTORY
 from refold.projections.revisions import SUPPORTED, UnsupportedEngine, rules_of
@@ -143,7 +144,8 @@ def setup_at(log: Log, run_id: str, at: int) -> f.Setup:
     """The setup of a run there, but for a model that a driver changed: what it was begun with, and what forks made of it."""
     load = loader(log, run_id, many=False)
     first = record_in(next(history(log, run_id)), load).fact
-    assert isinstance(first, f.RunStarted | f.RunContinued)
+    if not isinstance(first, f.RunStarted | f.RunContinued):
+        raise Illegal("idle", first.TAG, "a run begins otherwise", position=1)
     setup = first.setup
     for split in splits(log, run_id, load):
         if split.at < at:

@@ -9,7 +9,7 @@ from refold.events.codec import Unreadable, read_line
 from refold.events.lineage import history
 from refold.events.storage import PayloadMissing
 from refold.events.words import RunId
-from refold.fsm.machine import Illegal
+from refold.fsm.machine import EDGES, Illegal
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.render import STATUS, Page, cut, one_line
@@ -33,6 +33,9 @@ def diagram(options: o.Diagram) -> int:
                 run_id = store.find(name)
                 for row in history(store.log, run_id):
                     line = read_line(row.state)
+                    edge = EDGES[line.source].get(line.type)
+                    if edge is None or edge.target != line.target:
+                        raise Illegal(line.source, line.type, f"the record says {line.source} -> {line.target}", position=line.position)
                     visits[line.source, line.type, line.target] += 1
                     current = line.target
                 title = _title(store, run_id)

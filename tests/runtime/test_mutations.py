@@ -19,6 +19,7 @@ from refold.events.payloads import references
 from refold.events.words import Digest
 from refold.fsm.replay import replay_rows
 from refold.projections.revisions import UnsupportedEngine
+from refold.runtime.cli import exits
 from refold.runtime.cli.main import perform
 from refold.runtime.transfer import DamagedFile, Export, export_lines, import_file, parse
 
@@ -333,3 +334,41 @@ def test_a_file_that_was_forged_with_a_right_chain_is_judged_and_never_too_much(
     for _ in range(count):
         data = forged(rng, rng.choice(sources()))
         judged(data)
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
+def test_no_command_fails_by_itself_on_a_strangers_run(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = random.Random(count)
+    taken_in = 0
+    for n in range(count):
+        # given a forged run, where import takes it
+        store = open_store(f"sqlite:///{n}.db?synchronous=NORMAL")
+        try:
+            run_id = import_file(store, parse(forged(rng, rng.choice(sources())), "forged"))
+        except (DamagedFile, UnsupportedEngine):
+            continue
+        finally:
+            store.close()
+        taken_in += 1
+        for words in WORDS:
+            # when something is done with it, then that is done, or one line says why not
+            code = perform([word.replace("RUN", run_id) for word in words] + ["--store", f"sqlite:///{n}.db"])
+            _, err = capsys.readouterr()
+            assert code in CODES, (words, err)
+            assert "error of its own" not in err, (words, err)
+    assert taken_in > count // 10
+
+
+CODES = (exits.COMPLETED, exits.FOUND, exits.USAGE, exits.WAITING, exits.STOPPED, exits.UNAVAILABLE)
+WORDS = [
+    *(["show", "RUN"], ["show", "RUN", "--json"], ["show", "RUN", "--at", "6"], ["show", "RUN", "--prompt"], ["log", "RUN"], ["log", "RUN", "--json"]),
+    *(["diff", "RUN", "RUN"], ["runs"], ["doctor"], ["diagram", "RUN"], ["export", "RUN"], ["verify", "RUN"], ["audit", "RUN"], ["replay", "RUN"]),
+    *(
+        ["replay", "RUN", "--set", "budgets.max_turns=1"],
+        ["fork", "RUN", "--at", "6", "--model", "offline", "--no-input"],
+        ["say", "RUN", "Hello?"],
+        ["approve", "RUN"],
+    ),
+    *(["answer", "RUN", "Blue."], ["deny", "RUN"], ["cancel", "RUN"], ["show", "RUN"], ["replay", "RUN"]),
+]
