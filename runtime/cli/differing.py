@@ -1,6 +1,5 @@
 """`diff`: two runs side by side, for people: what they share, then turn by turn what is another."""
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -12,7 +11,7 @@ from refold.projections.turns import Course
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.naming import exported, is_file
-from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, thousands, visible
+from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, thousands, visible, wrapped
 from refold.runtime.cli.stores import opened
 from refold.runtime.diff import Diff, Side, compare, course_of
 
@@ -185,7 +184,7 @@ def _wrapped(text: str, page: Page) -> list[str]:
     if page.width is None:
         return [cut(text, PIPED)]
     columns = page.width - 4
-    return textwrap.wrap(cut(text, columns + (LINES - 1) * (columns - 8)), columns, subsequent_indent="  ", break_on_hyphens=False)
+    return wrapped(cut(text, columns + (LINES - 1) * (columns - 8)), columns, rest="  ")
 
 
 def _text(field: str, value: Any) -> str:

@@ -62,6 +62,17 @@ def cut(text: str, most: int) -> str:
     return "".join(kept).rstrip() + "…"
 
 
+def wrapped(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
+    """A visible text on lines of so many columns, behind what the first line begins with and what each further one does."""
+    by_columns = "".join(c + FILLER * (width_of(c) - 1) for c in text)  # lines are filled by counting characters
+    lines = textwrap.wrap(by_columns, columns, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return [line.replace(FILLER, "") for line in lines]
+
+
+FILLER: Final = "\0"
+"""Stands beside a character that takes two columns; no visible text has it."""
+
+
 def padded(text: str, columns: int) -> str:
     """A text filled up to a column."""
     return text + " " * max(0, columns - width_of(text))
@@ -96,7 +107,7 @@ class Page:
                 words = line.lstrip()
                 margin = indent + line[: len(line) - len(words)]
                 width = max(len(margin) + 20, self.width)
-                lines += textwrap.wrap(words, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+                lines += wrapped(words, width, margin, margin)
         return lines
 
     def room(self, taken: int, otherwise: int = 120) -> int:
