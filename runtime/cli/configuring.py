@@ -53,7 +53,11 @@ def _laid_over(
     made.budgets, made.policy, made.context, model_settings = settings.apply(options.settings, budgets, policy, context)
     for field, key in SHORT.items():
         if (value := getattr(options, field)) is not None:
-            made.budgets = _limited(made, f"--{field.replace('_', '-')} {value}", f"{key}={value}")
+            typed = f"--{field.replace('_', '-')} {value}"
+            limited = _limited(made, typed, f"{key}={value}")
+            if limited != made.budgets and (other := [text for text in options.settings if text.partition("=")[0].strip() == key]):
+                raise Refused(f"{typed} and --set {other[-1]} say different things: give one of the two")
+            made.budgets = limited
     return made, model_settings
 
 

@@ -25,8 +25,7 @@ HOW: Final = "name it with --agent MODULE:NAME, REFOLD_AGENT, or [tool.refold.ag
 
 def agent_for_new(options: Driving) -> Agent:
     """The agent of a run that is about to begin. Raises Refused, DocumentsError."""
-    if options.docs and options.agent:
-        raise Refused("--docs is for the built-in research agent and --agent names another: give one of the two")
+    _names_one(options)
     if options.docs:
         return _research(options.docs, options.store)
     spec = options.agent or os.environ.get("REFOLD_AGENT")
@@ -35,11 +34,18 @@ def agent_for_new(options: Driving) -> Agent:
 
 def agent_for_record(options: Driving, setup: f.Setup) -> Agent:
     """The agent that drives a run on, by the name in its record unless another is given. Raises Refused, DocumentsError."""
+    _names_one(options)
     if options.agent:
         return agent_named(options.agent)
     if options.docs or _is_research(setup):
         return _research(options.docs or setup.documents, options.store)
     return plain.plain_agent() if _is_plain(setup) else agent_for_code(setup)
+
+
+def _names_one(options: Driving) -> None:
+    """Raises Refused where two agents are named."""
+    if options.docs and options.agent:
+        raise Refused("--docs is for the built-in research agent and --agent names another: give one of the two")
 
 
 def _is_research(setup: f.Setup) -> bool:

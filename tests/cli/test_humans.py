@@ -111,8 +111,8 @@ def test_an_answer_may_name_its_call_in_its_place(shell):
 
 def test_options_that_only_a_driver_reads_are_said_to_have_done_nothing(shell):
     shell.run(TWO, DONE)
-    done = shell("approve", "one", "--all", "--model", "offline", "--max-turns", "3")
-    assert (done.code, "--model, --max-turns: without --resume nothing is driven" in done.err) == (exits.COMPLETED, True)
+    done = shell("approve", "one", "--all", "--docs", ".", "--model", "offline", "--max-turns", "3")
+    assert (done.code, "--docs, --model, --max-turns: without --resume nothing is driven" in done.err) == (exits.COMPLETED, True)
 
 
 def test_a_call_is_named_in_its_place_or_by_option_but_not_as_two(shell):

@@ -318,6 +318,36 @@ def test_a_refused_command_is_one_line_and_makes_no_store(shell, words, said):
     assert not (shell.folder / ".refold").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("continue", "ended", "And?"),
+        ("fork", "ended", "--at", "3"),
+        ("resume", "waiting"),
+        ("approve", "waiting", "--resume"),
+        ("approve", "waiting", "--arguments", "{}"),
+    ],
+    ids=" ".join,
+)
+def test_two_words_for_one_thing_are_refused_by_every_command_that_takes_them(shell, words):
+    # given a run that has ended and one that waits
+    shell.run(LOOK, DONE, words=("--run-id", "ended"))
+    shell.run({"calls": [{"name": "send", "arguments": {"to": "ann"}}]}, DONE, words=("--run-id", "waiting"))
+    # then it is not guessed which agent is meant
+    done = shell(*words, "--agent", "crew:agent", "--docs", ".", "--quiet")
+    assert (done.code, "give one of the two" in done.err) == (exits.USAGE, True)
+    assert len(shell("runs", "--json").json) == 2
+
+
+@pytest.mark.parametrize("words", [("run", "x"), ("continue", "one"), ("fork", "one", "--at", "3")], ids=" ".join)
+def test_a_limit_that_is_given_twice_must_be_given_the_same(shell, words):
+    shell.run(LOOK, DONE)
+    both = (*words, "--agent", "crew:agent", "--model", shell.script(DONE), "--max-turns", "3", "--run-id", "two")
+    done = shell(*both, "--set", "budgets.max_turns=6")
+    assert (done.code, "--max-turns 3 and --set budgets.max_turns=6 say different things" in done.error) == (exits.USAGE, True)
+    assert shell(*both, "--set", "budgets.max_turns=3").code == exits.COMPLETED
+
+
 def test_a_run_id_that_is_taken_is_refused_and_the_run_is_left_alone(shell):
     shell.run(DONE)
     before = shell("log", "one", "--json").out
