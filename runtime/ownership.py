@@ -22,7 +22,8 @@ class DrivenElsewhere(Exception):
     """Another driver has the run: another process that lives, or another task of this one. Times are microseconds since the epoch, by the store's clock."""
 
     def __init__(self, run_id: str, who: str, since_us: int, until_us: int) -> None:
-        super().__init__(f"run {run_id} is driven by {who} since {_instant(since_us, until_us)} UTC; wait for it, or cancel it")
+        self.words = f"driven by {who} since {_instant(since_us, until_us)} UTC"
+        super().__init__(f"run {run_id} is {self.words}; wait for it, or cancel it")
         self.run_id, self.who, self.since_us, self.until_us = run_id, who, since_us, until_us
 
 

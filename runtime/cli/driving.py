@@ -37,10 +37,13 @@ OFFLINE: Final = (
 )
 
 
-def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Verb) -> Result:
-    """Drive; where the run waits, let the terminal or --approve decide and drive on. `known` is where the run stands."""
+def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Verb, *, made: str = "") -> Result:
+    """Drive; where the run waits, let the terminal or --approve decide and drive on. `known` is where the run stands.
+
+    `made` is what is to be said of a run that is new, once it is there. Raises RunExists for one that is not.
+    """
     telling = progress_for(known, quiet=options.quiet)
-    hear = _noting(telling, agent, options)
+    hear = _noting(telling, agent, options, made)
     verb = begin
     try:
         # whoever tells of the run is another one after each answer
@@ -56,13 +59,22 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
                 telling = progress_for(store.journal(known.id).run, quiet=options.quiet)  # the human's word is in it
                 hear = telling.hear
                 verb = lambda heard: agent.resume(known.id, store=store, heard=heard)  # noqa: E731 - as `begin`
+    except DrivenElsewhere as elsewhere:
+        if known.position or verb is not begin or isinstance(options, o.Fork):  # a fork is made before it is driven
+            raise
+        raise _is_there(elsewhere) from None
     except RunExists:
-        if (holder := store.log.holder(known.id)) is not None:
-            raise DrivenElsewhere(known.id, *holder) from None  # who has it, and since when, says more
-        raise
+        if (holder := store.log.holder(known.id)) is None:
+            raise
+        raise _is_there(DrivenElsewhere(known.id, *holder)) from None
     finally:
         telling.close()
     return result if result is not None else as_it_is(store, known.id)
+
+
+def _is_there(elsewhere: DrivenElsewhere) -> RunExists:
+    """What somebody else began under the id that was to be that of a new run: by whom it is driven says more, and changes nothing about it."""
+    return RunExists(f"there is already a run {elsewhere.run_id}, {elsewhere.words}; choose another id")
 
 
 def _performed(verb: Verb, hear: Heard, interruption: Interruption) -> Result | None:
@@ -109,8 +121,8 @@ def user_code() -> Iterator[None]:
         yield
 
 
-def _noting(telling: Progress, agent: Agent, options: o.Driving) -> Heard:
-    """Hear a run from the first record of this process on (another run of the same id is not this one); with it, say which model answers where nobody chose one."""
+def _noting(telling: Progress, agent: Agent, options: o.Driving, made: str) -> Heard:
+    """Hear a run from the first record of this process on (another run of the same id is not this one); with it, say what is `made`, and which model answers where nobody chose one."""
     begun = False
 
     def hear(what: Shown) -> None:
@@ -119,6 +131,8 @@ def _noting(telling: Progress, agent: Agent, options: o.Driving) -> Heard:
             if isinstance(what, Record) and what.driver != this_process():
                 return
             begun = True
+            if made:
+                telling.note(made)
             if options.model is None and not os.environ.get("REFOLD_MODEL") and getattr(agent.model, "spec", "") == DEFAULT:
                 telling.note(OFFLINE)
         telling.hear(what)

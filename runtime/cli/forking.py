@@ -6,7 +6,7 @@ from typing import Any
 
 from refold.fsm.machine import empty
 from refold.runtime import forking
-from refold.runtime.cli import configuring, lookup, options as o, output
+from refold.runtime.cli import configuring, lookup, options as o
 from refold.runtime.cli.driving import driven, finished, known_tools, user_code
 from refold.runtime.cli.exits import Refused
 from refold.runtime.cli.running import checked_message, new_id, refusing
@@ -31,9 +31,7 @@ def fork(options: o.Fork) -> int:
         with user_code():
             agent = configuring.for_continuation(lookup.agent_for_record(options, setup), options, setup)
         known_tools(agent, options)
-        if not options.quiet:
-            moved = f", the last place before {options.at} where it rests" if at != options.at else ""
-            output.note(f"run {run_id} is a fork of {parent} at {at}{moved}")
+        moved = f", the last place before {options.at} where it rests" if at != options.at else ""
         result = driven(
             options,
             store,
@@ -50,6 +48,7 @@ def fork(options: o.Fork) -> int:
                 new_id=run_id,
                 heard=heard,
             ),
+            made=f"run {run_id} is a fork of {parent} at {at}{moved}",
         )
         return finished(options, result)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from refold import open_store
 from refold.runtime.cli import exits
 
 DONE = {"text": "All done."}
@@ -20,7 +21,8 @@ def requests(shell) -> list[int]:
 
 
 def fork(shell, at, *words, turns=(DONE,)):
-    return shell("fork", "one", "--at", str(at), "--agent", "crew:agent", "--model", shell.script(*turns), "--run-id", "two", *words)
+    named = () if "--run-id" in words else ("--run-id", "two")
+    return shell("fork", "one", "--at", str(at), "--agent", "crew:agent", "--model", shell.script(*turns), *named, *words)
 
 
 def test_a_fork_says_where_it_begins_and_is_a_run_like_any_other(shell, requests):
@@ -104,6 +106,27 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(shell, requests, wor
     assert done.code == exits.USAGE
     assert said in done.error
     assert [run["run_id"] for run in shell("runs", "--json").json] == ["one"]
+
+
+def test_an_id_that_somebody_else_took_first_is_taken_and_no_fork_is_said_to_be_made(shell, requests):
+    # given a fork that somebody drives
+    fork(shell, requests[1])
+    store = open_store("sqlite:///.refold/log.db", create=False)
+    with store.log.hold("two", "ann@there:7", 30):
+        # when another is to have its id
+        done = fork(shell, requests[1])
+    # then it is told that, and by whom it is driven
+    assert (done.code, "there is already a run two, driven by ann@there:7 since" in done.error) == (exits.USAGE, True)
+    # and of one that nobody drives it is not said that somebody does
+    done = fork(shell, requests[1])
+    assert (done.code, done.error) == (exits.USAGE, "refold: there is already a run two; choose another id")
+    # when somebody takes over what was made in this moment
+    with store.log.hold("three", "ann@there:7", 30):
+        done = fork(shell, requests[1], "--run-id", "three")
+    # then it is driven by them, and was made all the same
+    assert (done.code, "run three is driven by ann@there:7 since" in done.error) == (exits.UNAVAILABLE, True)
+    assert shell("show", "three").code == exits.COMPLETED
+    store.close()
 
 
 def test_the_end_is_no_place_to_fork(shell, requests):

@@ -313,8 +313,9 @@ def test_a_run_that_somebody_drives_is_not_driven_again(shell):
         assert "is driven by ann@there:7 since" in done.err
         done = shell("resume", "one", "--agent", "crew:agent")
         assert (done.code, "is driven by ann@there:7 since" in done.error) == (exits.UNAVAILABLE, True)
+        # then its id is taken, which is no matter of who drives it
         done = shell.run(ASK, DONE)
-        assert (done.code, "is driven by ann@there:7 since" in done.error) == (exits.UNAVAILABLE, True)
+        assert (done.code, "there is already a run one, driven by ann@there:7 since" in done.error) == (exits.USAGE, True)
     assert shell("resume", "one", "--agent", "crew:agent").code == exits.COMPLETED
 
 

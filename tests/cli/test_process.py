@@ -118,3 +118,22 @@ def test_help_and_version_load_neither_the_log_nor_the_terminal():
     code = "import sys; from refold.runtime.cli.main import perform; perform(['--version']); perform(['run', '--help']); print(sorted({'rich', 'typer', 'pydantic', 'eventsourcing', 'asyncio', 'transitions'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [("run", "x"), ("continue", "one", "And?"), ("fork", "one", "--at", "3")], ids=lambda words: words[0])
+def test_of_several_that_begin_a_run_under_one_id_one_does_and_the_others_are_told_that_it_is_taken(tmp_path, words):
+    # given a run, and an answer that takes its time
+    (tmp_path / "script.json").write_text('[{"text": "done", "delay_s": 0.3}]', encoding="utf-8")
+    model = ("--model", "script:script.json")
+    assert typed(tmp_path, "run", "x", "--run-id", "one", *model).returncode == exits.COMPLETED
+    # when
+    command = [sys.executable, "-P", "-m", "refold", *words, "--run-id", "two", *model]
+    racers = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)
+    ]
+    said = [racer.communicate(timeout=60)[1].decode() for racer in racers]
+    # then
+    assert sorted(racer.returncode for racer in racers) == [exits.COMPLETED, *[exits.USAGE] * 3]
+    losers = [error for racer, error in zip(racers, said, strict=True) if racer.returncode]
+    assert all(error.startswith("refold: there is already a run two") and error.count("\n") == 1 for error in losers), losers
+    assert typed(tmp_path, "audit", "two").returncode == exits.COMPLETED
