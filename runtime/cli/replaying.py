@@ -82,11 +82,9 @@ def replay(options: o.Replay) -> int:
 
 
 def _passes(told: Told, options: o.Replay) -> bool:
-    """Whether the exit code is 0 for a run: what a setting changes was asked for, and is no finding unless that is said."""
-    unchanged = not told.get("changes")
-    if options.settings:
-        return not options.expect_identical or (unchanged and told["identical"] and told["verdict"] == "unaffected")
-    return told["identical"] and (unchanged or not options.expect_identical)
+    """Whether the exit code is 0 for a run: what a setting changes was asked for, and is no finding unless that is said; a log that does not follow from itself always is one."""
+    unaffected = not told.get("changes") and told.get("verdict", "unaffected") == "unaffected"
+    return told["identical"] and (unaffected or not options.expect_identical)
 
 
 # -- what is named

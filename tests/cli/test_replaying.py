@@ -105,9 +105,9 @@ def test_a_damaged_or_foreign_file_says_where_and_takes_nothing_from_the_others(
         "lines": "\n".join(json.dumps({**json.loads(line), "data": {}}) for line in lines) + "\n",
     }
     names = [both.write(f"{name}.jsonl", text) for name, text in damaged.items()]
-    for words in ((), ("--set", TURNS)):
+    for words in ((), ("--set", TURNS), ("--set", TURNS, "--agent", "crew:agent")):
         done = both("replay", *names, "long", *words, "--json")
-        assert done.err == ""
+        assert (done.code, done.err) == (exits.FOUND, "")
         told = done.json
         assert [one["identical"] for one in told] == [False] * len(names) + [True]
         assert all(one["divergence"]["cause"].partition(":")[0] in ("environment", "code") for one in told[:-1])
@@ -128,7 +128,22 @@ def test_a_run_of_the_store_that_was_tampered_with_is_told_with_the_others(both)
     with sqlite3.connect(both.folder / ".refold" / "log.db") as database:
         database.execute(f"UPDATE {_table(database)} SET state = ? WHERE originator_id = 'long' AND originator_version = 6", (b"{}",))
     done = both("replay", "--all", "--set", TURNS, "--json")
+    assert done.code == exits.FOUND
     assert [(one["run_id"], one["identical"], one["verdict"]) for one in done.json] == [("long", False, "cannot be told"), ("short", True, "unaffected")]
+
+
+@pytest.mark.parametrize("words", [(), ("--expect-identical",)], ids=len)
+def test_what_would_come_of_a_damaged_file_is_a_finding_that_says_where_it_breaks(both, words):
+    # given a file that is whole up to some record, behind the change that a setting makes or in front of it
+    lines = (both.folder / exported(both)).read_text().splitlines(keepends=True)
+    for at in (4, len(lines) - 2):
+        both.write("damaged.jsonl", "".join([*lines[:at], "{}\n", *lines[at + 1 :]]))
+        # when it is asked what would have been
+        done = both("replay", "damaged.jsonl", "--set", "budgets.max_turns=3", *words)
+        # then that is no clean answer, as it is none without the setting
+        assert done.code == both("replay", "damaged.jsonl").code == both("verify", "damaged.jsonl").code == exits.FOUND
+        assert f"diverges at position {at + 1}" in done.out
+        assert f"position {at + 1}, bytes" in done.out
 
 
 def test_a_fork_is_asked_with_all_that_it_inherits_and_one_without_its_parent_is_a_finding(both):
