@@ -48,8 +48,10 @@ def _derived_again(run_id: str, rows: Iterable[Stored], load: Load) -> Invariant
     except UnsupportedEngine as error:
         return Invariant(id="I14", ok=False, title=TITLE, evidence=(f"it cannot be judged: {error}",))
     found = derived.divergence
+    if found is None and not derived.events:
+        return Invariant(id="I14", ok=False, title=TITLE, evidence=("there are no records",), broken_at=1)
     if found is None:
-        return Invariant(id="I14", ok=True, title=TITLE, evidence=(f"1 to {derived.events}",) if derived.events else ())
+        return Invariant(id="I14", ok=True, title=TITLE, evidence=(f"1 to {derived.events}",))
     return Invariant(id="I14", ok=False, title=TITLE, evidence=(f"{found.field} at {found.position}: {found.cause}",), broken_at=found.position)
 
 

@@ -73,8 +73,8 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
         return check(self.verify(), self.rows, self.load, keys, head)
 
     def audit(self) -> Audit:
-        """Everything that can be judged without store and code."""
-        return held_against(audited(self.run_id, lambda: self.rows, self.load), self.damage)
+        """Everything that can be judged without store and code; a file that is of no run is known by its name."""
+        return held_against(audited(self.run_id or self.name, lambda: self.rows, self.load), self.damage)
 
 
 def parse(data: bytes, name: str) -> Export:

@@ -9,7 +9,7 @@ from refold.runtime.auditing import audit as audit_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND
 from refold.runtime.cli.naming import chosen, exported, is_file, some_named
-from refold.runtime.cli.render import Page, one_line, thousands
+from refold.runtime.cli.render import Page, counted, one_line
 from refold.runtime.cli.stores import opened
 
 # -- audit and verify
@@ -40,7 +40,7 @@ def audit(options: o.Audit) -> int:
 
 def _audited(audited: dict[str, Any], page: Page) -> list[str]:
     verdict = page.paint("ok", "green") if audited["ok"] else page.paint("broken", "red")
-    lines = [f"run {audited['run_id']}  {verdict}  {thousands(audited['events'])} records"]
+    lines = [f"run {one_line(audited['run_id'])}  {verdict}  {counted(audited['events'], 'record')}"]
     for name in ("chain", "legal"):
         lines += _verdict(name, audited[name], audited[name].get("why", ""), page)
     for invariant in audited["invariants"]:

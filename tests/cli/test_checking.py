@@ -41,6 +41,21 @@ def test_a_damaged_file_is_found_and_not_imported(shell):
     assert not (shell.folder / "other.db").exists()
 
 
+@pytest.mark.parametrize(("text", "events", "why"), [("", 0, "there are no records"), ("hello\n", 1, "not a record")], ids=["empty", "foreign"])
+def test_a_file_that_holds_no_record_is_known_by_its_name_and_proves_nothing(shell, text, events, why):
+    shell.write("hollow.jsonl", text)
+    done = shell("audit", "hollow.jsonl", "--json")
+    (audited,) = done.json
+    assert (done.code, audited["run_id"], audited["ok"], audited["events"]) == (exits.FOUND, "hollow.jsonl", False, events)
+    assert (audited["chain"]["broken_at"], why in audited["chain"]["why"]) == (1, True)
+    # nothing is derived again from nothing
+    again = next(each for each in audited["invariants"] if each["id"] == "I14")
+    assert (again["ok"], again["broken_at"]) == (False, 1)
+    # and in words it is named too, as it is where it comes by standard input
+    assert shell("audit", "hollow.jsonl").out.startswith(f"run hollow.jsonl  broken  {events} record{'s' * (events != 1)}\n")
+    assert shell("audit", "-", stdin=text).out.startswith("run standard input  broken")
+
+
 @pytest.mark.parametrize("command", ["verify", "import", "audit"])
 def test_a_file_that_is_not_there_is_one_line(shell, command):
     done = shell(command, "nothing.jsonl")
