@@ -27,7 +27,7 @@ Verdict = Literal[
     "would act otherwise",
     "cannot be told",
 ]
-"""`would go on` where the recorded run, call or response ended, was refused or waited; `would act otherwise` where none of the others says it."""
+"""`would go on` where the recorded run, call or response ended, was refused or waited; `would act otherwise` where none of the others says it; `cannot be told` where it is for the model to say."""
 
 
 class Otherwise(NamedTuple):
@@ -119,13 +119,13 @@ def heard(was: Run, now: Run, fact: f.Input, stamp: Stamp) -> Otherwise | None:
             return _cut(was, now, stamp, ("max_tokens", "max_cost_usd"))
         case f.FinalProposed() if (cut := _cut(was, now, stamp, ("timeout_s", "deadline"))) is not None:
             return cut
-        case f.ModelInterrupted(cause="limit", limit=limit) if limit in LIMITS:
-            spared = getattr(was.budgets, limit) != getattr(now.budgets, limit) and LIMITS[limit](now, stamp) is None
+        case f.ModelInterrupted(cause="limit", limit=limit) if limit in LIMITS and getattr(was.budgets, limit) != getattr(now.budgets, limit):
+            spared = LIMITS[limit](now, stamp) is None
             return Otherwise("would go on", "data.cause", "limit", None, (limit,), limit, "the response would not have been cut there") if spared else None
         case f.FinalProposed() | f.ToolCallsRequested() | f.ModelInterrupted():
             return _length(was, now, fact)
         case f.ModelFailed():
-            return _silence(was, now, fact)
+            return _length(was, now, fact) or _silence(was, now, fact)
         case f.ToolSucceeded() | f.ToolFailed():
             return _outcome(was, now, fact)
         case _:
@@ -149,19 +149,20 @@ OUTPUT: Final = ("max_output_tokens", "max_tokens", "max_cost_usd", "window_toke
 """What limits the output of a request."""
 
 
-def _length(was: Run, now: Run, output: f.ModelOutput) -> Otherwise | None:
-    """A response that another limit would have cut, or let go on."""
+def _length(was: Run, now: Run, output: f.ModelOutput | f.ModelFailed) -> Otherwise | None:
+    """A response under another limit of its length. That is only asked for: whether it is kept is for the model to say, and a script never does."""
     assert was.request is not None
     assert now.request is not None
     allowed, allows = was.request.max_output_tokens, now.request.max_output_tokens
     written = output.usage.written if output.usage is not None and output.usage.written else tokens_of(said_in(output))
+    field, ended = ("data.stop_reason", output.stop_reason) if isinstance(output, f.ModelOutput) else ("type", None)
     if allows < allowed and written > allows:
-        words = f"the response of {written} tokens would have been cut at {allows}"
-        return Otherwise("would be rejected", "data.stop_reason", output.stop_reason, "length", OUTPUT, "length", words)
-    if allows > allowed and output.stop_reason == "length":
-        words = f"the response was cut at its length, and could have had {allows} tokens instead of {allowed}"
-        return Otherwise("would go on", "data.stop_reason", "length", None, OUTPUT, "length", words)
-    return None
+        words = f"of the response of {written} tokens only {allows} would have been asked for, and it is for the model to say whether it would have ended there"
+    elif allows > allowed and ended == "length":
+        words = f"the response was cut at its length, and it is for the model to say how it would have gone on with {allows} tokens instead of {allowed}"
+    else:
+        return None
+    return Otherwise("cannot be told", field, ended, None, OUTPUT, "length", words)
 
 
 def _silence(was: Run, now: Run, failed: f.ModelFailed) -> Otherwise | None:

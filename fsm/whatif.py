@@ -31,7 +31,7 @@ class Broken(Exception):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision that would have been another, at a position of the recorded run: `field` is `type` where another fact follows, or a path in its data.
+    """One decision that would have been another, or may have been (`cannot be told`), at a position of the recorded run: `field` is `type` where another fact follows, or a path in its data.
 
     `because` names the setting or the code of the agent, the code of the reason in brackets, and what it says.
     """
@@ -184,6 +184,7 @@ BEYOND: Final[Mapping[Verdict, str]] = {
     "would show the model something else": "from there on the model sees something else",
     "would go on": "what comes of that is not recorded",
     "would act otherwise": "what comes of that is not recorded",
+    "cannot be told": "what the model would have made of that is not recorded",
 }
 """Why the evidence ends, by what would have happened."""
 

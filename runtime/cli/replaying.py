@@ -275,7 +275,8 @@ def _changes(told: Told, page: Page) -> list[str]:
     lines = []
     for change in told.get("changes", ()):
         place = f"{change['position']}" + (f", {change['call_id']}" if change["call_id"] else "")
-        values = f"{one_line(str(change['recorded']), 60)} -> {one_line(str(change['derived']), 60)}"
+        derived = "?" if change["verdict"] == "cannot be told" else one_line(str(change["derived"]), 60)
+        values = f"{one_line(str(change['recorded']), 60)} -> {derived}"
         lines += page.paragraphs(f"{place}: {change['field'].removeprefix('data.')} {values}: {one_line(change['because'], 400)}", "    ")
     if told.get("evidence"):
         lines += page.paragraphs(f"evidence: {one_line(told['evidence'], 400)}", "    ")

@@ -38,6 +38,15 @@ def test_a_setting_is_told_at_its_position_with_what_it_saves_and_is_no_finding(
     assert any(line.strip().startswith("evidence: up to position") for line in details)
 
 
+def test_what_only_a_model_could_say_is_left_open(both):
+    words = ("replay", "short", "--set", "budgets.max_output_tokens=1")
+    done = both(*words)
+    assert done.code == exits.COMPLETED
+    assert done.out.splitlines()[0].startswith("run short  cannot be told at position ")
+    assert "stop_reason stop -> ?: budgets.max_output_tokens=1 (was 4096) (length)" in done.out
+    assert both(*words, "--expect-identical").code == exits.FOUND
+
+
 def test_the_json_says_the_same(both):
     (told,) = both("replay", "long", "--set", TURNS, "--json").json
     assert (told["run_id"], told["identical"], told["divergence"], told["verdict"]) == ("long", True, None, "would stop earlier")

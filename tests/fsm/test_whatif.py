@@ -178,21 +178,33 @@ def test_fewer_calls_refuse_the_later_ones(start: Start) -> None:
     assert "budgets.max_tool_calls=1 (was 48) (limit_reached)" in first(told).because
 
 
-def test_a_lower_output_limit_cuts_only_the_answer_that_was_longer(start: Start) -> None:
-    # given an answer of 500 tokens
-    run = start()
-    run.answer(usage=f.Usage(input_tokens=10, output_tokens=500))
-    # then a limit above it changes nothing, and one below would have cut it
-    assert under(run, {"budgets.max_output_tokens": 500}).verdict == "unaffected"
-    told = under(run, {"budgets.max_output_tokens": 499})
-    assert (told.verdict, first(told).derived, told.horizon) == ("would be rejected", "length", position_of(run, "final_proposed"))
-    assert "budgets.max_output_tokens=499" in first(told).because
+def ended_at(run: Trajectory, told: WhatIf) -> str:
+    """The record at which the evidence ends because nobody can tell what the model would have made of it."""
+    assert told.verdict == first(told).verdict == "cannot be told"
+    assert (first(told).derived, told.horizon, told.saved) == (None, first(told).position, None)
+    assert "what the model would have made of that is not recorded" in told.evidence
+    assert "budgets.max_output_tokens=" in first(told).because
+    return run.records[first(told).position - 1].type
 
 
-def test_a_higher_output_limit_matters_where_the_answer_was_cut(start: Start) -> None:
+def test_a_lower_output_limit_is_only_asked_for_so_that_behind_a_longer_answer_nothing_is_known(start: Start) -> None:
+    # given an answer of 500 tokens, one of as many with calls, one that was cut, and a stream that broke behind as many
+    usage = f.Usage(input_tokens=10, output_tokens=500)
+    answered, called, cut, broke = (start(policy=PLAIN) for _ in range(4))
+    answered.answer(usage=usage)
+    called.calls(LOOK, usage=usage)
+    cut.interrupt("limit", limit="timeout_s", usage=usage)
+    broke.tell(f.ModelFailed(error=f.ErrorInfo(type="stream_broken", message="it broke", retryable=True), usage=usage))
+    for run, tag in ((answered, "final_proposed"), (called, "tool_calls_requested"), (cut, "model_interrupted"), (broke, "model_failed")):
+        # then a limit above it changes nothing, and below it is for the model to say
+        assert under(run, {"budgets.max_output_tokens": 500}).verdict == "unaffected"
+        assert ended_at(run, under(run, {"budgets.max_output_tokens": 499})) == tag
+
+
+def test_a_higher_output_limit_matters_where_the_answer_was_cut_and_how_is_not_known(start: Start) -> None:
     run = start()
     run.answer(stop_reason="length", usage=f.Usage(input_tokens=10, output_tokens=4_096))
-    assert under(run, {"budgets.max_output_tokens": 8_000}).verdict == "would go on"
+    assert ended_at(run, under(run, {"budgets.max_output_tokens": 8_000})) == "final_proposed"
 
 
 def test_a_limit_that_is_lifted_lets_the_run_go_on(start: Start) -> None:

@@ -41,6 +41,7 @@ TOOLS: Final[list[Tool]] = [look, put]
 OTHER: Final[dict[str, tuple[Any, ...]]] = {
     "budgets.max_turns": (1, 2, 3, 12, None),
     "budgets.max_tool_calls": (0, 1, 3, None),
+    "budgets.max_output_tokens": (1, 3, 5_000),
     "policy.on_tool_error": ("observe", "stop"),
     "policy.max_tool_retries": (0, 1, 2),
     "policy.max_model_errors": (0, 1, 3),
@@ -88,6 +89,8 @@ def test_what_would_have_been_is_what_comes_when_it_is_lived(script, deeds, poli
         return
     first = told.changes[0]
     assert [record.type for record in live[: first.position - 1]] == [record.type for record in recorded[: first.position - 1]]
+    if first.verdict == "cannot be told":
+        return
     came = live[first.position - 1]
     assert first.derived == (came.type if first.field == "type" else came.call if first.field == "call" else came.data[first.field.removeprefix("data.")])
     if told.verdict == "would stop earlier":
