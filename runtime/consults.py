@@ -34,6 +34,10 @@ def ask_user(question: str) -> str:
     raise NotImplementedError  # no handler stands behind it: a human answers
 
 
+def _nowhere(_signature: Digest, _business: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Consults:
     """The agent's code as the driver consults it."""
@@ -46,7 +50,7 @@ class Consults:
     redaction: Redaction = field(default=Redaction())
     context_builder: tuple[str, Builder | None] = ("", None)
     """Its name, and who is asked by it which older turns the next request shows."""
-    elsewhere: Callable[[Digest, str], str] = lambda _signature, _business: ""
+    elsewhere: Callable[[Digest, str], str] = _nowhere
     """Where an action was performed that this run may not repeat unasked, in words: of a fork, by the run that it is a fork of."""
 
     def of_fork(self, elsewhere: Callable[[Digest, str], str]) -> "Consults":
@@ -62,8 +66,7 @@ class Consults:
         tool = self.asks if call.name == ASK_USER and self.asks is not None else self.tools.get(call.name)
         raw = signature_of([call.name, "as written", call.arguments_text])
         if tool is None:
-            known = ", ".join(sorted(self.tools)) or "none"
-            return f.Check(call=call.id, kind="unknown_tool", message=f"there is no tool {call.name[:80]!r}; the tools are: {known}"[:TEXT_MAX], signature=raw)
+            return f.Check(call=call.id, kind="unknown_tool", message=self._unknown(call.name), signature=raw)
         if self.redaction.denies(call.arguments_text):
             return f.Check(call=call.id, kind="permission_denied", message=DENIED, signature=raw, effect=tool.effect)
         valid = validate(tool, call.arguments_text)
@@ -76,23 +79,29 @@ class Consults:
             )
         return self._policy(call.id, tool, valid.canonical, valid.arguments)
 
+    def _unknown(self, name: str) -> str:
+        known = ", ".join(sorted(self.tools)) or "none"
+        return f"there is no tool {name[:80]!r}; the tools are: {known}"[:TEXT_MAX]
+
     def void(self, run: Run) -> tuple[f.ApprovalDenied, ...]:
         """Denials of the approvals that are asked for, or given and not used yet, under another rule or schema than today's: what a human saw is not what would run."""
-        return tuple(
-            f.ApprovalDenied(call=call.id, reason=CHANGED.format(call.name), who="the policy of today")
-            for call in run.calls
-            if (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None)) and not self._stands(call)
-        )
+        changed = (_denied(call, CHANGED.format(call.name)) for call in run.calls if _is_asked_for(call) and not self._stands(call))
+        return (*self.in_vain(run), *changed)
+
+    def in_vain(self, run: Run) -> tuple[f.ApprovalDenied, ...]:
+        """Denials of those whose tool is not there, as in a fork by another agent: nothing would run, whatever a human says."""
+        return tuple(_denied(call, self._unknown(call.name)) for call in run.calls if _is_asked_for(call) and call.name not in self.tools)
 
     def _stands(self, call: Call) -> bool:
         """Whether today's code would ask a human for just that, or for nothing."""
         tool, check = self.tools.get(call.name), call.check
-        if tool is None or check is None or check.digest is None:
+        if tool is None or check is None:
             return True
         valid = validate(tool, check.arguments)
         if isinstance(valid, Invalid):
             return False
-        today = self._policy(call.id, tool, valid.canonical, valid.arguments)
+        asks_itself = check.digest != check.signature  # else the fork asked, for what its parent did later, and no rule of the tool
+        today = (self if asks_itself else self.of_fork(_nowhere))._policy(call.id, tool, valid.canonical, valid.arguments)
         return today.kind == "success" and (not today.approval or approval_digest(check.signature, tool) == check.digest)
 
     def _policy(self, call: CallId, tool: Tool, canonical: str, arguments: dict[str, Any]) -> f.Check:
@@ -137,6 +146,15 @@ class Consults:
             except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, SystemExit too, rejects the answer
                 return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints), error=f"the validator {name} failed: {describe(error)}")
         return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints[:COMPLAINTS_MAX]))
+
+
+def _is_asked_for(call: Call) -> bool:
+    """Whether a human is asked to allow a call, or has allowed it and it was not begun."""
+    return call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))
+
+
+def _denied(call: Call, why: str) -> f.ApprovalDenied:
+    return f.ApprovalDenied(call=call.id, reason=why, who="the policy of today")
 
 
 def _listed(said: Sequence[str] | str) -> Sequence[str]:

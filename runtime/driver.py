@@ -66,11 +66,11 @@ class Driver:
                 # Let go before the last look: who answers and resumes before that is refused, and seen here.
                 self._ownership.release()
                 self.journal.catch_up()
-                if self.journal.run.waits or self.journal.run.state == "done":
+                if self.journal.run.state == "done" or (self.journal.run.waits and not self._in_vain(self.journal.run)):
                     break
-                # The human answered in the moment in which we let go.
+                # The human answered in the moment in which we let go, or is asked about what could not run.
                 self._own(())
-                await self.journal.command(_take_up)
+                await self.journal.command(lambda run: (*self._in_vain(run), *_take_up(run)))
                 self._epoch = self.journal.run.epoch
         except LostOwnership:
             self.lost = self.journal.run.state != "done"
@@ -85,6 +85,9 @@ class Driver:
             await self._end_effects()
             self._ownership.release()
         return self.journal.run
+
+    def _in_vain(self, run: Run) -> Sequence[f.Input]:
+        return self._performer.cast.consults.in_vain(run)
 
     def _own(self, begin: Sequence[f.Input]) -> None:
         """Raises RunExists, DrivenElsewhere."""

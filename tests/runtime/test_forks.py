@@ -193,6 +193,62 @@ def test_a_call_that_was_about_to_run_is_asked_for(store: Store) -> None:
     sound(store, run.id)
 
 
+def test_a_call_that_was_about_to_run_runs_once_it_is_allowed(store: Store) -> None:
+    # given a fork in which a human is asked about a call because its parent performed it later, and no rule of the tool wants that
+    made = agent({"calls": [{"name": "look", "arguments": {"at": "east"}}, {"name": "send", "arguments": {"to": "cem"}}]}, {"text": "Done."})
+    made.run_sync("Do both.", store=store, run_id="both")
+    agent({"text": "Done."}).fork_sync("both", records(store, "tool_started", "both")[0].position, store=store, new_id="child")
+    # when it is allowed
+    store.approve_sync("child")
+    run = agent({"text": "Done."}).resume_sync("child", store=store)
+    # then that counts: the code of today would ask for nothing else
+    assert (run.status, SENT) == ("completed", ["ann", "cem", "cem"])
+    assert not records(store, "approval_denied", "child")
+    sound(store, "child")
+
+
+def test_an_approval_of_a_call_that_was_about_to_run_is_void_under_another_rule_of_its_tool(store: Store) -> None:
+    made = agent({"calls": [{"name": "look", "arguments": {"at": "east"}}, {"name": "send", "arguments": {"to": "cem"}}]}, {"text": "Done."})
+    made.run_sync("Do both.", store=store, run_id="both")
+    agent({"text": "Done."}).fork_sync("both", records(store, "tool_started", "both")[0].position, store=store, new_id="child")
+    store.approve_sync("child")
+
+    @tool(name="send", approval="always")
+    def careful(to: str) -> str:
+        """Sends."""
+        return send.handler(to)  # type: ignore[no-any-return]
+
+    run = agent({"text": "Done."}, tools=[look, careful]).resume_sync("child", store=store)
+    assert (run.status, SENT) == ("completed", ["ann", "cem"])
+    assert "changed after a human was asked" in records(store, "approval_denied", "child")[0].data["reason"]
+
+
+def test_nobody_is_asked_about_a_call_whose_tool_the_fork_does_not_have(store: Store) -> None:
+    # given a run that waits for leave to order, a run that had it, and one that was about to send
+    @tool(approval="always")
+    def order(what: str) -> str:
+        """Orders."""
+        return f"ordered {what}"
+
+    tools = [look, send, order]
+    for name in ("waits", "allowed"):
+        agent(call("order", what="tea"), {"text": "Done."}, tools=tools).run_sync("Order.", store=store, run_id=name)
+    allowed = store.approve_sync("allowed").position
+    both = {"calls": [{"name": "look", "arguments": {"at": "east"}}, {"name": "send", "arguments": {"to": "cem"}}]}
+    agent(both, {"text": "Done."}).run_sync("Do both.", store=store, run_id="both")
+    for name, at in (("waits", show(store, "waits")["position"]), ("allowed", allowed), ("both", records(store, "tool_started", "both")[0].position)):
+        # when it is forked there by an agent without that tool
+        other = agent({"text": "Then not."}, tools=[look])
+        run = other.fork_sync(name, at, store=store, new_id=f"{name}.child")
+        # then its model is told so, as of any tool that is not there, and nobody else is asked
+        assert (run.status, run.answer) == ("completed", "Then not."), name
+        (request,) = other.model.requests  # type: ignore[union-attr]
+        assert "there is no tool" in json.dumps(request.messages[-1].content)
+        assert "the tools are: look" in json.dumps(request.messages[-1].content)
+        sound(store, run.id)
+    assert SENT == ["ann", "cem"]
+
+
 @pytest.mark.parametrize("nth", [1, 2])
 def test_an_edited_result_is_shown_instead(store: Store, nth: int) -> None:
     # given a fork in which the first look saw something else, at the next request or one later

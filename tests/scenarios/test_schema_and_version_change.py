@@ -86,8 +86,8 @@ def test_B050_arguments_that_no_longer_fit_are_told_to_the_model_and_nothing_run
 @pytest.mark.parametrize(
     ("today", "kind", "words"),
     [
-        ("not registered", "execution_failed", "this agent does not have it"),
-        ("renamed", "execution_failed", "this agent does not have it"),
+        ("not registered", "approval_denied", "there is no tool 'pay'; the tools are: "),
+        ("renamed", "approval_denied", "there is no tool 'pay'; the tools are: pay_out"),
         ("other parameters", "approval_denied", "the schema of pay changed"),
     ],
 )
@@ -98,11 +98,7 @@ def test_B050_a_fork_that_inherits_such_a_call_is_told_the_same(stage, results_o
     tools = {"not registered": [], "renamed": [pay(ran, "pay_out")], "other parameters": [pay_for_a_reason(ran)]}[today]
     other = stage.agent([{"text": "done"}], tools)
     result = other.fork_sync("r", waiting.position, store=stage.store, new_id="fork")
-    # when somebody approves it there
-    if result.status == "waiting_for_user":
-        stage.store.approve_sync("fork")
-        result = other.resume_sync("fork", store=stage.store)
-    # then nothing is executed, and the model is told
+    # then nobody is asked, nothing is executed, and the model is told
     assert (result.status, ran) == ("completed", [])
     told, content = results_of(result)["t1.1"]
     assert told == kind
