@@ -4,7 +4,7 @@ Needs no test framework: any test, and any program, can hold a log against it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp, data_of
@@ -14,7 +14,7 @@ from refold.fsm.audit import audit_rows
 from refold.fsm.decide import decide
 from refold.fsm.machine import Illegal, Refused, empty, step
 from refold.projections.messages import Message
-from refold.projections.run import Run
+from refold.projections.run import Run, replace
 from refold.projections.transcript import said
 
 
@@ -27,7 +27,7 @@ class Broken(AssertionError):
 
 
 def check_log(records: Iterable[Record]) -> None:
-    """Raises Broken unless these are all the records of a run, or the first ones, from position 1 on, whole batches."""
+    """Raises Broken unless these are all the records of a run, or the first ones, from position 1 on, whole batches; of a fork, its parents' in front."""
     held = list(records)
     if breaches := list(breaches_of(held)):
         raise Broken(breaches)
@@ -41,7 +41,7 @@ def breaches_of(records: Sequence[Record]) -> Iterator[str]:
     payloads: dict[Digest, bytes] = {}
     for record in records:
         payloads |= move_out(data_of(record.fact))[1]
-    audited = audit_rows(records[0].run, [(record.position, record.stored) for record in records], payloads.__getitem__)
+    audited = audit_rows(records[-1].run, [(record.position, record.stored) for record in records], payloads.__getitem__)
     for name, verdict in (("chain", audited.chain), ("legal", audited.legal)):
         if not verdict.ok:
             yield f"{name}: broken at {verdict.broken_at}: {verdict.why}"
@@ -83,16 +83,20 @@ def _transcript_breaches(messages: Sequence[Message]) -> Iterator[str]:
 def _derivation_breaches(records: Sequence[Record]) -> Iterator[str]:
     """With every derived record deleted, deciding again gives the same batches."""
     run = empty(records[0].run)
-    for batch, grouped in groupby(records, key=lambda record: record.batch):
-        whole = list(grouped)
+    batches = [list(grouped) for _, grouped in groupby(records, key=lambda record: record.batch)]
+    for whole, behind in zip_longest(batches, batches[1:], fillvalue=list[Record]()):
+        batch, first = whole[0].batch, whole[0]
+        if isinstance(first.fact, f.RunForked):
+            run = replace(run, id=first.run)
         inputs = [record.fact for record in whole if record.fact.INPUT]
-        stamp = Stamp(at=whole[0].at, driver=whole[0].driver, stepped_back_us=whole[0].stepped_back_us)
+        stamp = Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us)
         try:
             edges = decide(run, inputs, stamp).edges  # type: ignore[arg-type]  # INPUT says that they are
         except (Illegal, Refused) as error:
             yield f"the batch at {batch} cannot be decided again: {error}"
             return
-        derived = [(edge.fact, edge.source, edge.target) for edge in edges]
+        split = bool(behind) and isinstance(behind[0].fact, f.RunForked)  # what followed there is the parent's alone
+        derived = [(edge.fact, edge.source, edge.target) for edge in (edges[: len(whole)] if split else edges)]
         recorded = [(record.fact, record.source, record.target) for record in whole]
         if derived != recorded:
             yield f"the batch at {batch} is {_tags(fact for fact, *_ in recorded)}, and decided again {_tags(fact for fact, *_ in derived)}"

@@ -10,6 +10,7 @@ from typing import Final
 
 from refold.events import facts as f
 from refold.events.codec import Record
+from refold.events.lineage import history
 from refold.events.storage import Log, StoreUnavailable
 from refold.events.words import RunId
 from refold.projections.messages import Message
@@ -46,11 +47,15 @@ def nobody(store: Store, run_id: RunId, call: Call) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run to be crashed, with a world of its own. `agent` makes the agent anew, as every process does; `human` settles one call that waits."""
+    """A run to be crashed, with a world of its own. `agent` makes the agent anew, as every process does; `human` settles one call that waits.
+
+    With `fork_of`, a run of the log and a place in it, it is begun as a fork.
+    """
 
     agent: Callable[[], Agent]
     goal: str = "the goal"
     human: Callable[[Store, RunId, Call], None] = nobody
+    fork_of: tuple[RunId, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def survive(trial: Trial, log: Log, fate: Fate | None = None, *, own_loop: bool 
         except (Died, StoreUnavailable) as error:
             if fault is not None:
                 raise AssertionError(f"{fate!r} struck twice") from error
-            stored, fault = tuple(row.state for row in log.read(RUN)), error
+            stored, fault = tuple(row.state for row in history(log, RUN)), error
             met = Fate()
             continue
         if result.state == "done":
@@ -122,10 +127,12 @@ def _process(trial: Trial, log: Log, fate: Fate, heard: list[bytes], own_loop: b
 
     store, agent = Store(log, "memory:"), mortal(trial.agent(), fate)
     try:
-        if log.head(RUN) is None:
-            result = asyncio.run(agent.run(trial.goal, store=store, run_id=RUN, heard=hear, own_loop=own_loop))
-        else:
+        if log.head(RUN) is not None:
             result = asyncio.run(agent.resume(RUN, store=store, heard=hear, own_loop=own_loop))
+        elif trial.fork_of is not None:
+            result = asyncio.run(agent.fork(*trial.fork_of, store=store, new_id=RUN, heard=hear, own_loop=own_loop))
+        else:
+            result = asyncio.run(agent.run(trial.goal, store=store, run_id=RUN, heard=hear, own_loop=own_loop))
     finally:
         log.close()  # the process is no more, and what it held with it
     for call in result.run.calls if result.run.waits else ():
