@@ -42,13 +42,19 @@ def ancestors(log: Log, run_id: str) -> list[Stretch]:
     found: list[Stretch] = []
     child, split = run_id, split_of(log, run_id)
     while split is not None:
-        if log.head(split.parent) is None:
+        parent = _holder(log, split)
+        if parent is None:
             raise OtherHistory(f"run {child} is a fork of {split.parent}, which is not in this store: import it first")
-        if split.parent in (run_id, *(stretch.run_id for stretch in found)):
-            raise OtherHistory(f"run {child} is a fork of {split.parent}, which is a fork of it: the store is damaged")
-        found.append(Stretch(split.parent, min([split.at, *(stretch.upto for stretch in found)])))
-        child, split = split.parent, split_of(log, split.parent)
+        if parent in (run_id, *(stretch.run_id for stretch in found)):
+            raise OtherHistory(f"run {child} is a fork of {parent}, which is a fork of it: the store is damaged")
+        found.append(Stretch(parent, min([split.at, *(stretch.upto for stretch in found)])))
+        child, split = parent, split_of(log, parent)
     return found[::-1]
+
+
+def _holder(log: Log, split: f.RunForked) -> str | None:
+    """The run in whose history a fork's parent is found: itself, or the one that was named, which may have been imported without it and hold its records."""
+    return next((name for name in (split.parent, split.named) if name is not None and log.head(name) is not None), None)
 
 
 def split_of(log: Log, run_id: str) -> f.RunForked | None:
@@ -66,8 +72,8 @@ def split_of(log: Log, run_id: str) -> f.RunForked | None:
 def splits(log: Log, run_id: str, load: Load) -> list[f.RunForked]:
     """Every fork in a run's history, the run's own last. Raises OtherHistory, and what reading raises."""
     found: list[f.RunForked] = []
-    for stream in (*(stretch.run_id for stretch in ancestors(log, run_id)), run_id):
-        rows = log.scan(stream)
+    for stream, upto in (*ancestors(log, run_id), (run_id, None)):
+        rows = log.scan(stream, 0, upto)
         first = next(rows)
         held = (
             (first,) if first.type == f.RunForked.TAG else rows if read_line(first.state).run != stream else ()

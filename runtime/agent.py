@@ -170,9 +170,20 @@ class Agent:
         journal = Journal(store.log, child, own_loop=own_loop).load()
         return await self._driven(store, journal, model, heard, setup=journal.run.begun)
 
-    def fork_sync(self, run_id: str, at: int, *, store: Store, message: str = "", edits: Mapping[str, Any] | None = None, new_id: str | None = None) -> Result:
+    def fork_sync(
+        self,
+        run_id: str,
+        at: int,
+        *,
+        store: Store,
+        message: str = "",
+        edits: Mapping[str, Any] | None = None,
+        allow_repeat: bool = False,
+        new_id: str | None = None,
+    ) -> Result:
         """`fork` for scripts. Raises RuntimeError inside a running event loop."""
-        return _outside_loop("fork", lambda: self.fork(run_id, at, store=store, message=message, edits=edits, new_id=new_id, own_loop=True))
+        asked = {"message": message, "edits": edits, "allow_repeat": allow_repeat, "new_id": new_id}
+        return _outside_loop("fork", lambda: self.fork(run_id, at, store=store, **asked, own_loop=True))  # type: ignore[arg-type]
 
     async def stream(
         self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "continue"

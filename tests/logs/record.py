@@ -15,11 +15,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from refold import Agent, Budgets, Context, NotPerformed, Policy, RetryableToolError, ScriptedModel, ToolResult, open_store, show, tool
 from refold.events import facts as f
+from refold.events.words import RunId
 from refold.projections.excerpts import handle_of
 from refold.projections.revisions import ENGINE
 from refold.runtime import checkpoints, journal, ports as p, store as stores
+from refold.runtime.forking import AS_IT_WAS, Asked, fork
 from refold.runtime.store import Store
-from refold.runtime.transfer import export_lines
+from refold.runtime.transfer import export_lines, import_file, parse
 
 FOLDER = Path(__file__).parent / f"v{ENGINE}"
 FAILED: list[str] = []
@@ -229,6 +231,38 @@ def lost(store: Store, name: str) -> None:
     agent.resume_sync(name, store=store)
 
 
+def forked(at: str, nth: int, *turns: dict[str, Any], asked: Asked = AS_IT_WAS, leave: bool = False) -> Callable[[Store, str], None]:
+    """A run that goes its own way behind the nth record of a type of another: its file begins with that one's records."""
+
+    def run(store: Store, name: str) -> None:
+        parent = f"{name}.parent"
+        played(turn(call("look", at="near")), turn(call("look", at="b"), call("pay", amount=3)), DONE).run_sync("Look, and pay.", store=store, run_id=parent)
+        place = [record.position for record in store.read(parent) if record.type == at][nth]
+        fork(store.log, parent, place, RunId(name), asked, who="ann")
+        agent = played(*turns, *[DONE] * 4)  # a script is played by the number of the request
+        agent.resume_sync(name, store=store)
+        if leave:
+            store.approve_sync(name, who="ann", command_id="c1")
+            agent.resume_sync(name, store=store)
+
+    return run
+
+
+def forked_again(store: Store, name: str) -> None:
+    """A fork of a fork: the message and the edit of the first are part of what the second inherits."""
+    edits = {"t1.1": {"seen": "nothing"}}
+    forked("tool_results_injected", 0, DONE, turn(call("look", at="c")), asked=Asked(edits=edits, message="Look again."))(store, f"{name}.between")
+    place = [record.position for record in store.read(f"{name}.between") if record.type == "tool_results_injected"][-1]
+    fork(store.log, f"{name}.between", place, RunId(name), Asked(changes={"policy.max_model_errors": 0}), who="ann")
+    played(*[{"text": ""}] * 4).resume_sync(name, store=store)
+
+
+def continued(store: Store, name: str) -> None:
+    agent = played(turn(call("look", at="near")), DONE)
+    agent.run_sync("Look.", store=store, run_id=f"{name}.parent")
+    agent.continue_run_sync(f"{name}.parent", "And now?", store=store, new_id=name)
+
+
 KINDS: dict[str, Callable[[Store, str], None]] = {
     "answer": simple(DONE),
     "tools": simple(
@@ -323,6 +357,13 @@ KINDS: dict[str, Callable[[Store, str], None]] = {
     "window-full": simple(DONE, context=Context(window_tokens=1_000), instructions="Be brief. " * 400),
     "compaction-wanted": wanted,
     "sealed": sealed,
+    "forked-request": forked("model_requested", 1, asked=Asked(changes={"instructions": "Be kind.", "budgets.max_turns": 5}, message="Only look.")),
+    "forked-results": forked("tool_results_injected", 0, asked=Asked(edits={"t1.1": {"seen": "a dragon"}})),
+    "forked-past": forked("model_requested", 2, asked=Asked(edits={"t1.1": {"seen": "a dragon"}, "t2.1": None})),
+    "forked-call": forked("tool_started", 1, leave=True),
+    "forked-unasked": forked("tool_started", 1, asked=Asked(allow_repeat=True)),
+    "forked-again": forked_again,
+    "continued": continued,
 }
 
 
@@ -338,7 +379,9 @@ def main() -> None:
         store = open_store("memory:")
         make(store, name)
         target.write_bytes(b"".join(export_lines(store, name)))
-        shown = show(store, name)
+        alone = open_store("memory:")
+        import_file(alone, parse(target.read_bytes(), target.name))
+        shown = show(alone, name)
         expected = {key: shown[key] for key in ("position", "state", "status", "reason", "detail", "turn", "answer", "messages", "usage", "head")}
         (FOLDER / f"{name}.shown.json").write_text(json.dumps(msgspec.to_builtins(expected), indent=1, sort_keys=True) + "\n", encoding="utf-8")
         print(f"{name}: {shown['status']} {shown['reason'] or ''}")

@@ -20,7 +20,7 @@ from refold.runtime.show import prompt
 from refold.runtime.store import Store, attach
 from refold.runtime.transfer import export_lines, import_file, parse
 
-LOGS = sorted(Path(__file__).parent.glob("v*/*.jsonl"))
+LOGS = sorted(path for path in Path(__file__).parent.glob("v*/*.jsonl") if path.stem != "continued")  # whose history begins in another file
 STEPS_MAX = 30
 
 

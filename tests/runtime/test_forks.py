@@ -10,12 +10,13 @@ import pytest
 from refold import Agent, Budgets, Policy, ScriptedModel, audit, open_store, replay, show, tool
 from refold.events import settings as recorded
 from refold.events.codec import Record
-from refold.events.lineage import OtherHistory
+from refold.events.lineage import OtherHistory, splits
 from refold.events.storage import Row
 from refold.events.words import RunId
 from refold.runtime.agent import Agent as AnyAgent
 from refold.runtime.driver import RunExists
 from refold.runtime.forking import Asked, NoFork, fork
+from refold.runtime.journal import loader
 from refold.runtime.show import prompt
 from refold.runtime.store import Store
 from refold.runtime.transfer import export_lines, import_file, parse
@@ -147,6 +148,24 @@ def test_an_imported_fork_is_forked_from_what_it_had_changed(store: Store) -> No
     assert show(elsewhere, "child")["budgets"]["max_turns"] == 4
     assert show(elsewhere, run.id)["budgets"]["max_turns"] == Budgets().max_turns
     sound(elsewhere, run.id)
+
+
+def test_an_imported_fork_is_forked_where_it_is_still_its_parent(store: Store) -> None:
+    # given a fork of a fork that was imported into a store without its parents
+    first = agent({"text": "Done."}).fork_sync("parent", records(store, "model_requested")[1].position, store=store, edits={"t1.1": "nothing"}, new_id="first")
+    second = agent({"text": "Done."}).fork_sync("first", first.run.position - 3, store=store, message="Sure?", new_id="second")
+    elsewhere = open_store("memory:")
+    import_file(elsewhere, parse(b"".join(export_lines(store, second.id)), "export"))
+    for n, at in enumerate(record.position for record in store.read("parent") if record.type == "tool_results_injected"):
+        # when it is forked where its records are those of the first
+        if at > first.run.forked_at:
+            continue
+        run = agent({"text": "Otherwise."}).fork_sync("second", at, store=elsewhere, new_id=f"third-{n}")
+        # then that goes on from there, in this store and in any other
+        assert (run.status, run.answer) == ("completed", "Otherwise.")
+        assert run.run.forked_from == "parent"
+        assert [split.parent for split in splits(elsewhere.log, run.id, loader(elsewhere.log, run.id, many=False))] == ["parent"]
+        sound(elsewhere, run.id)
 
 
 def test_the_same_business_key_is_the_same_act(store: Store) -> None:
