@@ -15,7 +15,7 @@ from refold.runtime.cli.parsing import Misused
 from refold.runtime.cli.render import Page, one_line, padded, thousands
 from refold.testing import certify as campaigns
 from refold.testing.certify import FAMILIES, Campaign, Certificate, Deeds, NotCertifiable, Told
-from refold.testing.victim import Humans
+from refold.testing.orders import Humans
 
 SHOWN_MAX: Final = 10
 """Scenarios with something wrong that are shown to people."""

@@ -21,8 +21,8 @@ from refold.runtime.cli.lookup import agent_named
 from refold.runtime.store import Store
 from refold.testing import ledger as l
 from refold.testing.judging import Account, Finding, Judgement, judge, output_of
+from refold.testing.orders import DONE, LOST, RUN, WAITING, Humans, Order, url_of
 from refold.testing.recording import is_repeatable, record
-from refold.testing.victim import DONE, LOST, RUN, WAITING, Humans, Order, url_of
 from refold.testing.zygote import Nursery
 
 Family = Literal["once", "in recovery", "in turn", "over and over", "spoken to", "cancelled", "taken over"]

@@ -22,7 +22,7 @@ from refold.runtime.replay import replay
 from refold.runtime.store import Store
 from refold.testing import ledger as l
 from refold.testing.checks import transcript_of
-from refold.testing.victim import RUN, SAID, url_of
+from refold.testing.orders import RUN, SAID, url_of
 
 Kind = Literal["duplicate", "loss", "divergence"]
 OUTPUT_MAX: Final = 2_000

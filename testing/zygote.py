@@ -16,7 +16,8 @@ from typing import Final, Self
 
 import msgspec
 
-from refold.testing.victim import Order, perform
+from refold.testing.orders import Order
+from refold.testing.victim import perform
 
 Work = Callable[[], int]
 BROKEN: Final = 70

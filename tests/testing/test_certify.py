@@ -13,12 +13,12 @@ from refold.projections.messages import Message, MessageCall
 from refold.projections.run import Tokens
 from refold.runtime.cli.parsing import Misused
 from refold.runtime.cli.render import Page
-from refold.testing import ledger as l
+from refold.testing import broken, ledger as l
 from refold.testing.certificates import deeds_of, summary
 from refold.testing.certify import FAMILIES, Certificate, Scenario
 from refold.testing.controls import CONTROLS, Control
 from refold.testing.judging import Account, Finding
-from refold.testing.victim import unanswered
+from refold.testing.witness import unanswered
 
 ROOT = Path(refold.__file__).parent
 
@@ -208,6 +208,13 @@ def test_a_control_is_noticed_only_by_what_it_is_there_for() -> None:
     assert control.is_seen_in(Finding(kind="loss", what="a record is gone"))
     assert not control.is_seen_in(Finding(kind="duplicate", what="a record is gone"))
     assert not control.is_seen_in(Finding(kind="loss", what="a record is there"))
+
+
+def test_every_runtime_that_is_broken_on_purpose_has_its_control() -> None:
+    # given the functions that put one in place
+    there = [function for name, function in vars(broken).items() if not name.startswith("_") and getattr(function, "__module__", "") == broken.__name__]
+    # then each is a control's, and no two controls have the same
+    assert there == sorted((control.put_in_place for control in CONTROLS.values()), key=there.index)
 
 
 def test_certify_needs_no_test_framework() -> None:
