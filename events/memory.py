@@ -12,21 +12,7 @@ from eventsourcing.persistence import StoredEvent
 from eventsourcing.popo import POPOApplicationRecorder
 
 from refold.events.holds import Hold, Holder, MemoryHolds
-from refold.events.storage import (
-    FOUND_MAX,
-    PAYLOAD_TOPIC,
-    SCAN_ROWS,
-    STARTS,
-    Conflict,
-    Log,
-    PayloadMissing,
-    Row,
-    StoreUnavailable,
-    Submission,
-    check_head,
-    is_stored,
-    payload_stream,
-)
+from refold.events.storage import FOUND_MAX, SCAN_ROWS, STARTS, Conflict, Log, PayloadMissing, Row, StoreUnavailable, Submission, inserted, payload_stream
 from refold.events.words import Digest
 
 
@@ -36,19 +22,16 @@ class MemoryLog(Log):
     def __init__(self) -> None:
         self._recorder = POPOApplicationRecorder()
         self._lock = RLock()
-        self._digests: dict[str, list[str]] = {}  # The recorder has no index over stream names; this is one, by run.
+        self._digests: dict[str, dict[Digest, None]] = {}  # The recorder has no index over stream names; this is one, by run.
         self._holds = MemoryHolds()
         self._closed = False
 
     def _append(self, submission: Submission) -> None:
         run_id = submission.run_id
         with self._opened():
-            check_head(submission, self._position(run_id))
-            new = [digest for digest in submission.payloads if not is_stored(submission, digest, self._state(payload_stream(run_id, digest)))]
-            events = [StoredEvent(payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, submission.payloads[digest]) for digest in new]
-            events += [StoredEvent(run_id, row.position, row.type, row.state) for row in submission.rows]
-            self._recorder.insert_events(events)
-            self._digests.setdefault(run_id, []).extend(new)
+            rows = inserted(submission, self._position(run_id), self._state)
+            self._recorder.insert_events([StoredEvent(*row) for row in rows])
+            self._digests.setdefault(run_id, {}).update(dict.fromkeys(submission.payloads))
 
     def _submit(self, submission: Submission) -> "Future[None]":
         future: Future[None] = Future()
@@ -90,7 +73,7 @@ class MemoryLog(Log):
 
     def payloads(self, run_id: str) -> dict[Digest, bytes]:
         with self._opened():
-            return {Digest(digest): self.payload(run_id, digest) for digest in self._digests.get(run_id, ())}
+            return {digest: self.payload(run_id, digest) for digest in self._digests.get(run_id, ())}
 
     def runs(self) -> list[str]:
         with self._opened():

@@ -25,7 +25,6 @@ from refold.events.groups import GroupWriter, Outcome
 from refold.events.holds import Held, Hold, Holder, micros
 from refold.events.storage import (
     FOUND_MAX,
-    PAYLOAD_TOPIC,
     SCAN_ROWS,
     STARTS,
     Conflict,
@@ -36,8 +35,7 @@ from refold.events.storage import (
     StoreMissing,
     StoreUnavailable,
     Submission,
-    check_head,
-    is_stored,
+    inserted,
     payload_stream,
 )
 from refold.events.words import Digest
@@ -305,13 +303,9 @@ class _Recorder(PostgresApplicationRecorder):
         self._notify_channel(cursor)
 
     def append(self, cursor: Cursor[DictRow], submission: Submission) -> None:
-        run_id = submission.run_id
-        found = cursor.execute("SELECT max(originator_version) AS head FROM stored_events WHERE originator_id = %s", (run_id,)).fetchone()
+        found = cursor.execute("SELECT max(originator_version) AS head FROM stored_events WHERE originator_id = %s", (submission.run_id,)).fetchone()
         assert found is not None  # An aggregate is one row.
-        check_head(submission, found["head"])
-        new = [digest for digest in submission.payloads if not is_stored(submission, digest, _stored(cursor, payload_stream(run_id, digest)))]
-        payloads = [(payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, submission.payloads[digest]) for digest in new]
-        rows = [*payloads, *((run_id, *row) for row in submission.rows)]
+        rows = inserted(submission, found["head"], partial(_stored, cursor))
         cursor.executemany("INSERT INTO stored_events (originator_id, originator_version, topic, state) VALUES (%s, %s, %s, %s)", rows)
 
     def holds(self, submission: Submission) -> bool:

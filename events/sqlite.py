@@ -22,7 +22,6 @@ from refold.events.groups import GroupWriter, Outcome
 from refold.events.holds import FileHolds, Hold, Holder
 from refold.events.storage import (
     FOUND_MAX,
-    PAYLOAD_TOPIC,
     SCAN_ROWS,
     STARTS,
     Conflict,
@@ -33,8 +32,7 @@ from refold.events.storage import (
     StoreMissing,
     StoreUnavailable,
     Submission,
-    check_head,
-    is_stored,
+    inserted,
     payload_stream,
 )
 from refold.events.words import Digest
@@ -264,13 +262,10 @@ class _Recorder(SQLiteApplicationRecorder):
         ]
 
     def append(self, cursor: sqlite3.Cursor, submission: Submission) -> None:
-        run_id = submission.run_id
-        cursor.execute("SELECT max(originator_version) FROM stored_events WHERE originator_id = ?", (run_id,))
-        check_head(submission, cursor.fetchone()[0])
-        new = [digest for digest in submission.payloads if not is_stored(submission, digest, self._stored(cursor, payload_stream(run_id, digest)))]
+        cursor.execute("SELECT max(originator_version) FROM stored_events WHERE originator_id = ?", (submission.run_id,))
+        rows = inserted(submission, cursor.fetchone()[0], partial(self._stored, cursor))
         # The library's own statement, but without its event objects and row by row questions for ids that nobody asks for.
-        payloads = [(payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, submission.payloads[digest]) for digest in new]
-        cursor.executemany(self.insert_events_statement, [*payloads, *((run_id, *row) for row in submission.rows)])
+        cursor.executemany(self.insert_events_statement, rows)
 
     def _stored(self, cursor: sqlite3.Cursor, stream: str) -> bytes | None:
         cursor.execute("SELECT CAST(state AS BLOB) FROM stored_events WHERE originator_id = ? AND originator_version = 1", (stream,))

@@ -10,7 +10,7 @@ Apart from the stores, so that memory, SQLite and PostgreSQL are written against
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
@@ -180,3 +180,14 @@ def is_stored(submission: Submission, digest: Digest, stored: bytes | None) -> b
             f"run {submission.run_id} holds another value under the digest {digest}: export what can still be read, and restore the store from a copy"
         )
     return stored is not None
+
+
+def inserted(submission: Submission, head: int | None, stored: Callable[[str], bytes | None]) -> list[tuple[str, int, str, bytes]]:
+    """The rows that a submission adds behind the head of its run, each with its stream: payloads that `stored` does not find in theirs, then the records.
+
+    Raises Conflict, StoreDamaged; nothing is written before.
+    """
+    check_head(submission, head)
+    run_id, payloads = submission.run_id, submission.payloads
+    new = [digest for digest in payloads if not is_stored(submission, digest, stored(payload_stream(run_id, digest)))]
+    return [*((payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, payloads[digest]) for digest in new), *((run_id, *row) for row in submission.rows)]

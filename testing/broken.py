@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from refold.events import facts as f, sqlite
+from refold.events import facts as f, sqlite, storage
 from refold.events.codec import Stamp
 from refold.events.storage import Conflict, Submission
 from refold.events.words import Digest
@@ -261,7 +261,7 @@ def no_head_check() -> Logs:
         self.insert_events_statement = self.insert_events_statement.replace("INSERT INTO", "INSERT OR REPLACE INTO")
 
     _put(sqlite._Recorder, __init__=made)
-    return _put(sqlite, check_head=lambda _submission, _head: None)
+    return _put(storage, check_head=lambda _submission, _head: None)
 
 
 # -- humans, cancellation, drivers
