@@ -7,7 +7,6 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock
@@ -21,26 +20,11 @@ from psycopg import Connection, Cursor
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, tuple_row
 
-from refold.events.groups import GroupWriter, Outcome
+from refold.events.groups import Outcome
 from refold.events.holds import Held, Hold, Holder, micros
-from refold.events.storage import (
-    FOUND_MAX,
-    SCAN_ROWS,
-    STARTS,
-    Conflict,
-    Log,
-    PayloadMissing,
-    Row,
-    StoreDamaged,
-    StoreMissing,
-    StoreUnavailable,
-    Submission,
-    inserted,
-    payload_stream,
-)
-from refold.events.words import Digest
+from refold.events.sql import Dialect, SqlLog, closed, full, locked
+from refold.events.storage import STARTS, Conflict, Row, StoreDamaged, StoreMissing, StoreUnavailable, Submission, inserted
 
-VERSION_MAX: Final = 2**63 - 1
 CONNECTIONS_MAX: Final = 8
 CREATION_LOCK: Final = 0x7265666F6C64
 """The advisory lock under which the table is made ("refold"): `IF NOT EXISTS` fails when two make it at once."""
@@ -65,15 +49,17 @@ TAKE: Final = f"""INSERT INTO drivers AS d (run_id, hold, life, who, since, unti
 FIND: Final = f"""SELECT who, (extract(epoch FROM since) * 1000000)::bigint, (extract(epoch FROM until) * 1000000)::bigint
     FROM drivers AS d WHERE run_id = %s AND until > clock_timestamp() AND {LASTS}"""
 EXTEND: Final = "UPDATE drivers SET until = clock_timestamp() + %s * interval '1 microsecond' WHERE run_id = %s AND hold = %s"
-SELECT_ROWS: Final = (
-    "SELECT originator_version, topic, state FROM stored_events "
-    "WHERE originator_id = %s AND originator_version > %s AND originator_version <= %s ORDER BY originator_version LIMIT %s"
+DIALECT: Final = Dialect(
+    mark="%s",
+    topic="topic",
+    state="state",
+    started="stored_events WHERE topic IN ('run_started', 'run_continued', 'run_forked')",
+    order="notification_id",
 )
-SELECT_STARTED: Final = "SELECT originator_id FROM stored_events WHERE topic IN ('run_started', 'run_continued', 'run_forked')"
 
 
-class PostgresLog(Log):
-    """Every read is one short query; every write goes through one `GroupWriter`, since the library locks the table for each of its transactions.
+class PostgresLog(SqlLog):
+    """A log whose writes are grouped all the more, since the library locks the table for each of its transactions.
 
     That lock makes the order of the ids the order of the commits: nobody who follows the store passes over a row.
     """
@@ -83,56 +69,13 @@ class PostgresLog(Log):
             settings = conninfo_to_dict(url)
         except psycopg.ProgrammingError:
             raise ValueError("a PostgreSQL store is postgresql://USER@HOST/DATABASE, with options that its driver knows") from None  # It may hold a password.
-        self._name = f"postgresql://{settings.get('host') or ''}/{settings.get('dbname') or ''}"
-        with _translated(self._name):
-            schema = _prepare(self._name, url, create=create)
+        name = f"postgresql://{settings.get('host') or ''}/{settings.get('dbname') or ''}"
+        with _translated(name):
+            schema = _prepare(name, url, create=create)
             self._datastore = _Datastore(settings, schema, lock_timeout_s)
             recorder = _Recorder(self._datastore)
-        self._writer = GroupWriter(_Committer(self._name, recorder), partial(_closed, self._name))
-        self._holds = _Holds(self._name, settings)
-        self._process = os.getpid()
-        self._release = weakref.finalize(self, _release, self._writer, self._holds, self._datastore, self._process)
-
-    def _append(self, submission: Submission) -> None:
-        self._check_process()
-        self._writer.append(submission)
-
-    def _submit(self, submission: Submission) -> "Future[None]":
-        self._check_process()
-        return self._writer.submit(submission)
-
-    def read(self, run_id: str, after: int = 0, upto: int | None = None) -> list[Row]:
-        return [Row._make(row) for row in self._select(SELECT_ROWS, run_id, after, VERSION_MAX if upto is None else upto, None)]
-
-    def scan(self, run_id: str, after: int = 0, upto: int | None = None) -> Iterator[Row]:
-        while rows := self._select(SELECT_ROWS, run_id, after, VERSION_MAX if upto is None else upto, SCAN_ROWS):
-            yield from map(Row._make, rows)
-            after = rows[-1][0]
-
-    def head(self, run_id: str) -> tuple[int, bytes] | None:
-        rows = self._select("SELECT originator_version, state FROM stored_events WHERE originator_id = %s ORDER BY originator_version DESC LIMIT 1", run_id)
-        return (rows[0][0], rows[0][1]) if rows else None
-
-    def payload(self, run_id: str, digest: str) -> bytes:
-        rows = self._select("SELECT state FROM stored_events WHERE originator_id = %s AND originator_version = 1", payload_stream(run_id, digest))
-        if not rows:
-            raise PayloadMissing(run_id, digest)
-        state: bytes = rows[0][0]
-        return state
-
-    def payloads(self, run_id: str) -> dict[Digest, bytes]:
-        first = payload_stream(run_id, "")
-        rows = self._select("SELECT originator_id, state FROM stored_events WHERE originator_id >= %s AND originator_id < %s", first, first[:-1] + ";")
-        return {stream[len(first) :]: state for stream, state in rows}
-
-    def runs(self) -> list[str]:
-        return [run_id for (run_id,) in self._select(SELECT_STARTED + " ORDER BY notification_id")]
-
-    def find(self, prefix: str) -> list[str]:
-        if not prefix.isascii() or "\0" in prefix:
-            return []  # No run id has such characters, and these could not even be asked for.
-        query: LiteralString = SELECT_STARTED + " AND originator_id >= %s AND originator_id < %s ORDER BY originator_id LIMIT %s"
-        return [run_id for (run_id,) in self._select(query, prefix, prefix + "\x7f", FOUND_MAX)]
+        self._holds = _Holds(name, settings)
+        super().__init__(name, DIALECT, _Committer(name, recorder), self._holds.close, self._datastore.close)
 
     def changed(self) -> int:
         newest: int | None = self._select("SELECT max(notification_id) FROM stored_events")[0][0]
@@ -149,17 +92,9 @@ class PostgresLog(Log):
         rows = self._select(FIND, run_id)
         return Holder(*rows[0]) if rows else None
 
-    def close(self) -> None:
-        self._release()
-
-    def _select(self, query: LiteralString, *values: str | int | None) -> list[Any]:
-        self._check_process()
-        with _translated(self._name), self._datastore.get_connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
+    def _found(self, query: LiteralString, values: tuple[str | int, ...]) -> list[Any]:
+        with _translated(self._place), self._datastore.get_connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(query, values).fetchall()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise StoreUnavailable(f"the store {self._name} was opened before this process was forked: open it again here")
 
 
 class _Committer:
@@ -237,7 +172,7 @@ class _Holds:
         """One statement by itself, in which None stands for this life; once more where the connection turns out to be gone."""
         with self._lock, _translated(self._name):
             if self._closed:
-                raise _closed(self._name)
+                raise closed(self._name)
             try:
                 return self._executed(self._opened(), statement, values)
             except psycopg.OperationalError:
@@ -358,13 +293,6 @@ def _prepare(name: str, url: str, *, create: bool) -> str:
         return str(schema)
 
 
-def _release(writer: GroupWriter, holds: _Holds, datastore: PostgresDatastore, process: int) -> None:
-    if os.getpid() == process:  # A forked child has neither the thread nor a right to these connections.
-        writer.close()
-        holds.close()
-        datastore.close()
-
-
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
     """The one door through which errors of the driver and of the library leave."""
@@ -376,18 +304,14 @@ def _translated(name: str) -> Iterator[None]:
         raise _unavailable(name, error) from error
 
 
-def _closed(name: str) -> StoreUnavailable:
-    return StoreUnavailable(f"the store {name} is closed: open it again")
-
-
 def _unavailable(name: str, error: BaseException) -> StoreUnavailable:
     match error:
         case psycopg_pool.PoolClosed():
-            return _closed(name)
+            return closed(name)
         case psycopg.errors.LockNotAvailable():
-            return StoreUnavailable(f"the store {name} is locked by another process: try again when that one is done")
+            return locked(name)
         case psycopg.errors.DiskFull():
-            return StoreUnavailable(f"the disk of the store {name} is full: make room and try again")
+            return full(name)
         case _:
             said = " ".join(str(error).split())
             return StoreUnavailable(f"the store {name} cannot be used ({said}): check that the server runs and lets you in")

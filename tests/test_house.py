@@ -14,10 +14,11 @@ import refold
 ROOT = Path(refold.__file__).parent
 LAYERS = ("events", "projections", "fsm", "diagrams", "runtime", "testing")
 PURE = ("events", "projections", "fsm", "diagrams")
-STORES = {"events/holds.py", "events/memory.py", "events/sqlite.py", "events/postgres.py", "events/groups.py", "events/log.py", "events/storage.py"}
+DATABASES = {"events/sql.py", "events/sqlite.py", "events/sqlite_file.py", "events/postgres.py"}
+STORES = {"events/holds.py", "events/memory.py", "events/groups.py", "events/log.py", "events/storage.py"} | DATABASES
 WORLD = {"time", "random", "uuid", "os", "threading", "asyncio", "anyio", "logging", "socket", "secrets", "subprocess", "concurrent", "sqlite3"}
 DOORS = {
-    "eventsourcing": {"events/memory.py", "events/sqlite.py", "events/postgres.py"},
+    "eventsourcing": {"events/memory.py", "events/sqlite.py", "events/sqlite_file.py", "events/postgres.py"},
     "transitions": {"fsm/machine.py", "diagrams/picture.py"},
     "psycopg": {"events/postgres.py"},
     "hypothesis": {"testing/"},
