@@ -6,8 +6,9 @@ So a run that is driven through here leaves exactly what a killed process would 
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -138,21 +139,16 @@ def mortal(agent: Agent, fate: Fate) -> Agent:
     """The same agent, whose model, tools, validators and approval predicates pass the places of a fate. Its model must be given, not named."""
     assert agent.model is not None, "a mortal agent needs a model of its own"
     assert not isinstance(agent.model, str), "a mortal agent needs a model of its own"
-    return Agent(
-        MortalModel(agent.model, fate),
-        agent.instructions,
-        [mortal_tool(tool, fate) for tool in agent.tools.values()],
-        agent.budgets,
-        agent.policy,
-        [_mortal_validator(name, validator, fate) for name, validator in agent.validators],
-        name=agent.name,
-        ask_user=agent.ask_user,
-        answer_schema=agent.answer_schema,
-        documents=agent.documents,
-        redactors=agent.redactors,
-        context=agent.context,
-        context_builder=agent.context_builder,
-    )
+    made = recast(agent, MortalModel(agent.model, fate), [mortal_tool(tool, fate) for tool in agent.tools.values()])
+    made.validators = [(name, _mortal_validator(name, validator, fate)) for name, validator in agent.validators]
+    return made
+
+
+def recast(agent: Agent, model: p.Model, tools: Iterable[Tool]) -> Agent:
+    """The same agent with another model and tools; whatever else it has, it keeps."""
+    made = copy(agent)
+    made.model, made.tools = model, {tool.name: tool for tool in tools}
+    return made
 
 
 class MortalModel:

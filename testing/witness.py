@@ -23,7 +23,7 @@ from refold.runtime.tools import NotPerformed, Tool, ToolContext, ToolResult
 from refold.runtime.values import NotStorable, to_json
 from refold.testing import ledger as l
 from refold.testing.doom import Doom
-from refold.testing.faults import FaultyLog
+from refold.testing.faults import FaultyLog, recast
 from refold.testing.orders import Order
 from refold.testing.recording import Recorded
 
@@ -47,20 +47,7 @@ class WitnessedLog(FaultyLog):
 
 def witnessed(agent: Agent, ledger: l.Ledger, order: Order) -> Agent:
     """The same agent, whose executions and requests are written down."""
-    return Agent(
-        _Witnessed(_model(agent, order), ledger, order.requests),
-        agent.instructions,
-        [_witnessed_tool(tool, ledger) for tool in agent.tools.values()],
-        agent.budgets,
-        agent.policy,
-        [validator for _, validator in agent.validators],
-        name=agent.name,
-        ask_user=agent.ask_user,
-        answer_schema=agent.answer_schema,
-        documents=agent.documents,
-        context=agent.context,
-        context_builder=agent.context_builder,
-    )
+    return recast(agent, _Witnessed(_model(agent, order), ledger, order.requests), [_witnessed_tool(tool, ledger) for tool in agent.tools.values()])
 
 
 def _model(agent: Agent, order: Order) -> p.Model:
