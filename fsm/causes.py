@@ -277,6 +277,10 @@ def causeless(type_: str) -> Cause:
     return Cause("environment", f"the batch begins with {type_}, and the inputs that it follows from are missing from the log", RESTORE)
 
 
+def orphaned(before: str) -> Cause:
+    return Cause("environment", f"the fork names another parent, and the records before it are of run {before}", RESTORE)
+
+
 def ended(type_: str) -> Cause:
     hint = f"Compare the head with one that was kept elsewhere (a seal, an export). {RULES}"
     return Cause(

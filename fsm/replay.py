@@ -99,6 +99,8 @@ def _batch(run: Run, batch: Batch, ask: Ask | None) -> _Again:
 def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
     """The records of a batch against what follows from their inputs."""
     first = batch.records[0]
+    if run.position and isinstance(first.fact, f.RunForked) and first.fact.parent != run.id:
+        return _Again(run, found=diverges(first.position, Difference("data.parent", first.fact.parent, run.id), causes.orphaned(run.id), first))
     if not run.position or isinstance(first.fact, f.RunForked):
         run = replace(run, id=first.run)
     stored = {record.position: record for record in batch.records}
