@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from refold.events.codec import Unreadable, read_line
-from refold.events.lineage import history
+from refold.events.lineage import OtherHistory, history
 from refold.events.payloads import Load
 from refold.fsm.audit import Audit, Invariant, Verdict, audit_rows
 from refold.fsm.batches import Stored
@@ -21,9 +21,12 @@ TITLE = "the records can be derived again from their inputs"
 
 
 def audit(store: Store, run_id: str) -> Audit:
-    """Chain, legality and every invariant of one run, without the code of its agent. Raises UnknownRun, OtherHistory, StoreUnavailable."""
+    """Chain, legality and every invariant of one run, without the code of its agent. Raises UnknownRun, StoreUnavailable."""
     load = loader(store.log, run_id, many=True)
-    return held_against(audited(run_id, lambda: stored_rows(store, run_id), load), misfiled(store, run_id))
+    try:
+        return held_against(audited(run_id, lambda: stored_rows(store, run_id), load), misfiled(store, run_id))
+    except OtherHistory as error:
+        return msgspec.structs.replace(audited(run_id, lambda: (), load), chain=Verdict(ok=False, broken_at=1, why=str(error)))
 
 
 def audited(run_id: str, rows: Callable[[], Iterable[Stored]], load: Load) -> Audit:

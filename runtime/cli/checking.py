@@ -1,16 +1,19 @@
 """`audit`, `export`, `import`: what can be proved about runs, here and elsewhere."""
 
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from refold.events.codec import read_line
-from refold.events.storage import StoreMissing
 from refold.runtime import transfer
 from refold.runtime.auditing import audit as audit_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND
-from refold.runtime.cli.naming import chosen, exported, is_file, some_named
-from refold.runtime.cli.render import Page, counted, one_line
+from refold.runtime.cli.naming import exported, some_named
+from refold.runtime.cli.render import Page, counted, one_line, thousands
+from refold.runtime.cli.several import Check, Named, Told, each, every_named, store_of, there
 from refold.runtime.cli.stores import opened
+from refold.runtime.store import Store
 
 # -- audit and verify
 
@@ -18,29 +21,40 @@ from refold.runtime.cli.stores import opened
 def audit(options: o.Audit) -> int:
     """Check runs of the store, or exported files, against every invariant."""
     some_named(options.runs, options.all, "audit")
-    files = [name for name in options.runs if is_file(name)]
-    runs = [name for name in options.runs if name not in files]
-    found: list[dict[str, Any]] = []
-    if runs or options.all:
-        try:
-            with opened(options) as store:
-                found += [transfer.audit_json(audit_of(store, run_id)) for run_id in chosen(store, runs, options.all)]
-        except StoreMissing:
-            if not options.all:
-                raise
-    found += [transfer.audit_json(exported(name).audit()) for name in files]
+    page, found = Page(), list[Told]()
+    with ExitStack() as stack:
+        store = store_of(options, stack)
+        named = every_named(options, store)
+        for told in each(partial(_told, store), _ready, options, named, store):
+            found.append(told)
+            if not options.json:
+                output.line("\n".join(_audited(told, page, whole=len(named) == 1)))
+    broken = sum(not told["ok"] for told in found)
     if options.json:
         output.document(found)
-    else:
-        page = Page()
-        for number, one in enumerate(found):
-            output.line("\n".join([""] * (number > 0) + _audited(one, page)))
-    return COMPLETED if all(one["ok"] for one in found) else FOUND
+    elif len(found) > 1:
+        output.line(f"{counted(len(found), 'run')}: {thousands(len(found) - broken)} ok, {thousands(broken)} broken")
+    return FOUND if broken else COMPLETED
 
 
-def _audited(audited: dict[str, Any], page: Page) -> list[str]:
+def _ready(store: Store | None) -> Check:
+    """What one of several processes does."""
+    return partial(_told, store)
+
+
+def _told(store: Store | None, named: Named) -> Told:
+    """One run in the documented shape."""
+    if named.file:
+        return {**transfer.audit_json(exported(named.name).audit()), "file": named.name}
+    return transfer.audit_json(audit_of(there(store), named.name))
+
+
+def _audited(audited: Told, page: Page, *, whole: bool) -> list[str]:
+    """A run in a line, and every invariant where it is the `whole` answer or something is broken."""
     verdict = page.paint("ok", "green") if audited["ok"] else page.paint("broken", "red")
     lines = [f"run {one_line(audited['run_id'])}  {verdict}  {counted(audited['events'], 'record')}"]
+    if audited["ok"] and not whole:
+        return lines
     for name in ("chain", "legal"):
         lines += _verdict(name, audited[name], audited[name].get("why", ""), page)
     for invariant in audited["invariants"]:

@@ -243,17 +243,23 @@ class Cancel(Commanding):
 
 
 @dataclass(kw_only=True)
-class Replay(Common):
+class Several(Common):
+    """What every check takes that goes through many runs."""
+
+    runs: tuple[str, ...] = argument("RUN|FILE", "the runs, or exported files, to check; - is standard input", many=True, optional=True)
+    all: bool = switch("--all", "every run of the store")
+    jobs: int | None = option("--jobs", "N", "processes at a time, for many runs (as many as there are CPUs)", read=_counted)
+
+
+@dataclass(kw_only=True)
+class Replay(Several):
     """refold replay"""
 
-    runs: tuple[str, ...] = argument("RUN|FILE", "the runs, or exported files, to derive again; - is standard input", many=True, optional=True)
-    all: bool = switch("--all", "every run of the store")
     settings: tuple[str, ...] = option(
         "--set", "KEY=VALUE", "what would have been decided otherwise under this setting, such as budgets.max_turns=3", group=OTHERWISE, many=True
     )
     agent: str | None = option("--agent", "MODULE:NAME", "ask this agent's schemas, rules and validators again", group=OTHERWISE)
     expect_identical: bool = switch("--expect-identical", "exit code 1 where anything would have been decided otherwise", group=OTHERWISE)
-    jobs: int | None = option("--jobs", "N", "processes at a time, for many runs (as many as there are CPUs)", read=_counted)
 
 
 @dataclass(kw_only=True)
@@ -265,11 +271,8 @@ class Diff(Common):
 
 
 @dataclass(kw_only=True)
-class Audit(Common):
+class Audit(Several):
     """refold audit"""
-
-    runs: tuple[str, ...] = argument("RUN|FILE", "the runs, or exported files, to check", many=True, optional=True)
-    all: bool = switch("--all", "every run of the store")
 
 
 @dataclass(kw_only=True)

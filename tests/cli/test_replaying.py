@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from refold.runtime.cli import exits, replaying
+from refold.runtime.cli import exits, several
 
 DONE = {"text": "All done.", "usage": {"input_tokens": 100, "output_tokens": 10}}
 LOOKS = [{"calls": [{"name": "look", "arguments": {"at": str(n)}}], "usage": {"input_tokens": 100, "output_tokens": 10}, "cost_usd": "0.01"} for n in range(3)]
@@ -202,15 +202,45 @@ def test_several_processes_say_the_same_in_the_same_order(both):
 
 def test_many_records_are_worth_several_processes_and_few_are_not(both, monkeypatch):
     asked = []
-    monkeypatch.setattr(replaying, "_by_others", lambda wanted, named, jobs: asked.append(jobs) or iter(()))
+    monkeypatch.setattr(several, "_by_others", lambda begin, named, jobs: asked.append(jobs) or iter(()))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     both("replay", "--all")
     assert asked == []
-    monkeypatch.setattr(replaying, "POOLED_MIN", 10)
+    monkeypatch.setattr(several, "POOLED_MIN", 10)
     both("replay", "--all")
     both("replay", "--all", "--jobs", "9")
     both("replay", "long")
     assert asked == [2, 2]
+
+
+def test_audits_of_several_are_a_line_each_but_for_what_is_broken(both):
+    # given two sound runs of a store, one of them as a file too, and a file that was cut
+    name = exported(both)
+    cut = both.write("cut.jsonl", (both.folder / name).read_text()[:-9])
+    # when all are audited, then the broken one alone is told in full, and the last line counts them
+    for jobs in ("1", "2"):
+        done = both("audit", "--all", name, cut, "--jobs", jobs)
+        assert done.code == exits.FOUND
+        assert [line.split("  ")[1] for line in done.out.splitlines() if line.startswith("run ")] == ["ok", "broken", "ok", "ok"]
+        assert done.out.count("I11") == 1
+        assert done.out.splitlines()[-1] == "4 runs: 3 ok, 1 broken"
+    # and as JSON each is told whole, in that order
+    told = both("audit", "--all", name, cut, "--json").json
+    assert [(one["run_id"], one.get("file"), len(one["invariants"])) for one in told] == [
+        *(("long", name, 15), ("long", cut, 15)),
+        *(("long", None, 15), ("short", None, 15)),
+    ]
+
+
+def test_a_fork_whose_parent_is_gone_is_broken_and_keeps_nobody_from_the_others(both):
+    # given a fork whose parent was taken out of the store
+    assert both("fork", "long", "--at", "3", "--run-id", "child", "--model", both.script({"text": "Done."}), "--agent", "crew:agent").code == exits.COMPLETED
+    with sqlite3.connect(both.folder / ".refold" / "log.db") as database:
+        database.execute(f"DELETE FROM {_table(database)} WHERE originator_id = 'long'")
+    # when all are audited, then that is said of it, and the others are told all the same
+    done = both("audit", "--all", "--json")
+    assert (done.code, {one["run_id"]: one["ok"] for one in done.json}) == (exits.FOUND, {"short": True, "child": False})
+    assert "import it first" in done.json[-1]["chain"]["why"]
 
 
 def test_what_is_wrong_in_another_process_is_one_line(both):
