@@ -13,9 +13,9 @@ from refold.events.chain import DIGEST_LENGTH, NOTHING, digest_of, recompute
 from refold.events.codec import FACTS, Record, Unreadable, read_line, record_of
 from refold.events.payloads import KEY
 from refold.events.words import Digest, RunId
-from refold.fsm.history import NOT_JUDGED, History, Sign
+from refold.fsm.history import History, Sign
 from refold.fsm.invariants import INVARIANTS, Named
-from refold.fsm.machine import Illegal, empty, step
+from refold.fsm.machine import NOT_JUDGED, Illegal, empty, step
 
 EVIDENCE_MAX: Final = 100
 """Pieces of evidence that an invariant shows; a last one says how many more there are."""

@@ -65,7 +65,7 @@ def _bounded_request(position: int, request: f.ModelRequested, sums: Sums, setti
 def ends_have_causes(history: History) -> Signs:
     """Every end but completion follows from something in the log, and a cancelled run makes no further request."""
     causes: dict[Reason, str] = {}
-    errors = 0
+    errors = 0  # invalid turns in a row
     while (record := (yield None)) is not None:
         policy = history.settings.policy
         match record.fact:
@@ -91,20 +91,12 @@ def ends_have_causes(history: History) -> Signs:
                     else broken(record.position, f"{reason} at {record.position}, and nothing in the log says why")
                 )
             case fact:
-                errors = _errors(errors, fact)
+                if isinstance(fact, f.ModelErrorObserved):
+                    errors += fact.kind != "attempts_used_up"
+                elif isinstance(fact, f.FinalRejected):
+                    errors = 0
                 if (cause := _cause(fact, record.position, policy)) is not None:
                     causes[cause[0]] = cause[1]
-
-
-def _errors(errors: int, fact: f.Fact) -> int:
-    """Invalid turns in a row, behind one that had no calls."""
-    match fact:
-        case f.ModelErrorObserved(kind=kind):
-            return errors + (kind != "attempts_used_up")
-        case f.FinalRejected():
-            return 0
-        case _:
-            return errors
 
 
 def _cause(fact: f.Fact, position: int, policy: Policy) -> tuple[Reason, str] | None:
@@ -186,11 +178,11 @@ def counters_are_sums(history: History) -> Signs:
     sums = history.sums
     asked: f.ModelRequested | None = None
     while (record := (yield None)) is not None:
-        if record.type == f.RunForked.TAG:
+        if isinstance(record.fact, f.RunForked):
             asked = None
         if record.turn != sums.turns:
             yield broken(record.position, f"the record at {record.position} is of turn {record.turn}, and {sums.turns} were begun")
-        if record.type == f.ModelRequested.TAG and isinstance(record.fact, f.ModelRequested) and (record.source != "streaming_model" or sums.reserves):
+        if isinstance(record.fact, f.ModelRequested) and (record.source != "streaming_model" or sums.reserves):
             allowed = _allowed(history.before, record.fact, history.settings)
             if record.source == "streaming_model" and asked is not None:
                 allowed = min(allowed, asked.max_output_tokens)

@@ -121,7 +121,7 @@ def _shorter_would_do(run: Run, stamp: Stamp, exceeded: limits.Exceeded) -> bool
 
 def _exceeded(run: Run, stamp: Stamp) -> limits.Exceeded | None:
     """The first limit of the row that would request the model from here."""
-    return limits.first(EDGES[run.state]["model_requested"].limits, run, stamp)
+    return limits.first_exceeded(EDGES[run.state]["model_requested"].limits, run, stamp)
 
 
 def _stopped(exceeded: limits.Exceeded) -> f.RunStopped:
@@ -197,7 +197,7 @@ def _made_anew(run: Run, stamp: Stamp) -> f.Derived:
     """The request that was open where a fork begins, as the fork's own: under its number, with what its settings and edits make of it."""
     assert run.request is not None
     unasked = forking.unasked(run)
-    if (exceeded := limits.first(EDGES["injecting_tool_results"]["model_requested"].limits, unasked, stamp)) is not None:
+    if (exceeded := limits.first_exceeded(EDGES["injecting_tool_results"]["model_requested"].limits, unasked, stamp)) is not None:
         return _stopped(exceeded)
     wrap_up = limits.is_last_turn(unasked)
     digest = past_digest(run, bare=wrap_up) if run.rules.chains else run.request.digest

@@ -210,7 +210,7 @@ def grants_what_was_shown(run: Run, fact: f.Fact) -> bool:
 
 def awaits_approval_or_unused(run: Run, fact: f.Fact) -> bool:
     call = _call(run, fact)
-    return call is not None and call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))
+    return call is not None and call.deniable
 
 
 def awaits_answer(run: Run, fact: f.Fact) -> bool:

@@ -1,7 +1,7 @@
 """What an invariant is given and what it answers: a run record by record, and signs for or against.
 
 Apart from the invariants, because all files of them speak in these few words. An invariant is a coroutine: it is sent each record that it reads, and then None,
-and says in between what it found; so a run is judged in one pass, however long it is.
+and says in between what it found; so a run is judged in one pass, however long it is. Its cases stand by how often their records come, because looking is what it costs.
 """
 
 from collections.abc import Callable, Generator
@@ -14,7 +14,6 @@ from refold.events import facts as f
 from refold.events.codec import Record
 from refold.events.settings import Budgets, Context, Policy
 from refold.fsm.decisions import DECIDES, NOTHING_DECIDED, Decisions, decided
-from refold.fsm.machine import NOT_JUDGED as NOT_JUDGED
 from refold.fsm.sums import COUNTED, Sums, count
 from refold.projections.run import Run
 
@@ -46,9 +45,9 @@ class History(msgspec.Struct, kw_only=True):
     """The sums before the open request was made."""
     decisions: Decisions = NOTHING_DECIDED
     request: f.ModelRequested | None = None
-    """The last request before the record,"""
+    """The last request before the record."""
     asked: f.ModelRequested | None = None
-    """and the record itself, where it is one."""
+    """The record itself, where it is a request."""
     damage: tuple[int, str] | None = None
     """Where the chain breaks and why, once all is read."""
 
@@ -57,7 +56,7 @@ class History(msgspec.Struct, kw_only=True):
         tag, fact = record.type, record.fact
         self.request, self.asked = self.asked or self.request, None
         self.last = record
-        if tag in _SETS:
+        if tag in CHANGES_SETTINGS:
             self.settings = in_force(self.settings, fact)
         if tag in COUNTED:
             if isinstance(fact, f.ModelRequested):
@@ -83,7 +82,7 @@ def broken(position: int, words: str) -> Sign:
     return Sign(position, words, broken=True)
 
 
-_SETS: Final = frozenset(fact.TAG for fact in (f.RunStarted, f.RunContinued, f.RunForked))
+CHANGES_SETTINGS: Final = frozenset(fact.TAG for fact in (f.RunStarted, f.RunContinued, f.RunForked))
 """The types of records that may change the settings."""
 
 

@@ -97,9 +97,9 @@ def deadline(run: Run, stamp: Stamp) -> Exceeded | None:
     return Exceeded(reason="deadline", detail=f"the deadline {limit} has passed")
 
 
-def first(each: Iterable[Callable[[Run, Stamp], Exceeded | None]], run: Run, stamp: Stamp) -> Exceeded | None:
+def first_exceeded(limits: Iterable[Callable[[Run, Stamp], Exceeded | None]], run: Run, stamp: Stamp) -> Exceeded | None:
     """The first of some limits that is used up."""
-    for limit in each:
+    for limit in limits:
         if (exceeded := limit(run, stamp)) is not None:
             return exceeded
     return None

@@ -254,7 +254,7 @@ def fire(cursor: Cursor, fact: f.Fact) -> None:
 def fire_compiled(cursor: Cursor, fact: f.Fact) -> None:
     """The same, on the compiled rows; proved equal by walking every state and trigger."""
     row = _row(cursor.state, cursor.run, fact)
-    if (exceeded := limits.first(row.limits, cursor.run, cursor.stamp)) is not None:
+    if (exceeded := limits.first_exceeded(row.limits, cursor.run, cursor.stamp)) is not None:
         raise Refused(cursor.state, fact.TAG, exceeded, position=cursor.run.position + 1)
     _take(cursor, fact, row.target)
     cursor.state = row.target

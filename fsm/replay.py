@@ -20,8 +20,7 @@ from refold.fsm.batches import Batch, Stored as Stored, batches
 from refold.fsm.causes import Cause
 from refold.fsm.decide import decide
 from refold.fsm.divergence import TYPE, Difference, Divergence as Divergence, Nearest, difference, diverges, first_difference, values_of
-from refold.fsm.history import NOT_JUDGED
-from refold.fsm.machine import Illegal, Refused, empty, fire_compiled
+from refold.fsm.machine import NOT_JUDGED, Illegal, Refused, empty, fire_compiled
 from refold.projections.run import Run, replace
 
 Ask = Callable[[Run, Sequence[f.Input]], Sequence[f.Input]]

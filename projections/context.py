@@ -29,7 +29,7 @@ def uncut(run: Run) -> tuple[Counted, ...]:
     """The same, each at the length that it may have by itself."""
     if run.state == "streaming_model":
         return ()
-    return (*run.fresh_shown, *(counted(user(text)) for text in run.unheard)) if run.unheard else run.fresh_shown
+    return (*run.fresh_shown, *(counted(user(text)) for text in run.unheard))
 
 
 def cut_together(run: Run, messages: tuple[Counted, ...]) -> tuple[Counted, ...]:
@@ -115,7 +115,9 @@ def _rate(tokens: int, size: int) -> tuple[int, int]:
 def window(run: Run) -> int | None:
     """Tokens that the model can read, as far as is known: as it was set, or as an overflow showed."""
     setting, showed = run.context.window_tokens if run.context is not None else None, run.past.overflow
-    return setting if showed is None else showed if setting is None else min(setting, showed)
+    if setting is None or showed is None:
+        return showed if setting is None else setting
+    return min(setting, showed)
 
 
 def compact_at(run: Run, tokens: int) -> int:

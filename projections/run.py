@@ -66,6 +66,11 @@ class Call(_Struct, frozen=True, kw_only=True):
         return self.phase != "closed"
 
     @property
+    def deniable(self) -> bool:
+        """Whether a human is asked to allow it, or has allowed it and it was not begun."""
+        return self.approval is not None and (self.phase == "waiting" or (self.phase == "ready" and self.grant is not None))
+
+    @property
     def to_reconcile(self) -> bool:
         """Whether its tool is to be asked what became of it."""
         return self.phase == "doubt" and self.check is not None and self.check.reconcilable and not self.reconciled

@@ -89,7 +89,7 @@ def arguments_of(call: Call) -> dict[str, Any]:
         try:
             made = _OBJECT.decode(call.check.arguments)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise Unreadable(f"the arguments with which {call.id} was checked are none: {error}") from error
+            raise Unreadable(f"the arguments of {call.id}, as checked, are no JSON object: {error}") from error
     try:
         written = msgspec.json.decode(call.proposed.arguments_text or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):

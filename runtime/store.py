@@ -342,7 +342,7 @@ def _fits(call: Call, kind: str) -> bool:
     if kind == "doubt":
         return call.phase == "doubt"
     if kind == "denial":
-        return call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))
+        return call.deniable
     return call.phase == "waiting" and call.approval is not None
 
 

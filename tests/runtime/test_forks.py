@@ -156,10 +156,10 @@ def test_an_imported_fork_is_forked_where_it_is_still_its_parent(store: Store) -
     second = agent({"text": "Done."}).fork_sync("first", first.run.position - 3, store=store, message="Sure?", new_id="second")
     elsewhere = open_store("memory:")
     import_file(elsewhere, parse(b"".join(export_lines(store, second.id)), "export"))
-    for n, at in enumerate(record.position for record in store.read("parent") if record.type == "tool_results_injected"):
-        # when it is forked where its records are those of the first
-        if at > first.run.forked_at:
-            continue
+    places = [record.position for record in store.read("parent") if record.type == "tool_results_injected" and record.position <= first.run.forked_at]
+    assert places
+    for n, at in enumerate(places):
+        # when it is forked where its records are still those of the parent
         run = agent({"text": "Otherwise."}).fork_sync("second", at, store=elsewhere, new_id=f"third-{n}")
         # then that goes on from there, in this store and in any other
         assert (run.status, run.answer) == ("completed", "Otherwise.")
@@ -358,10 +358,13 @@ def test_a_fork_whose_parent_is_not_there_says_so(store: Store) -> None:
     agent({"text": "Child."}).fork_sync("parent", at, store=store, new_id="child")
     elsewhere = open_store("memory:")
     elsewhere.log.append("child", at, store.log.read("child"), create=True)
-    # then whoever reads it is told what is missing
-    for look_at in (show, replay, audit):
-        with pytest.raises(OtherHistory, match="child is a fork of parent, which is not in this store: import it first"):
+    # then whoever reads it is told what is missing, and whoever audits it finds that
+    words = "child is a fork of parent, which is not in this store: import it first"
+    for look_at in (show, replay):
+        with pytest.raises(OtherHistory, match=words):
             look_at(elsewhere, "child")
+    audited = audit(elsewhere, "child")
+    assert (audited.ok, audited.chain.ok, words in audited.chain.why) == (False, False, True)
 
 
 def test_a_fork_of_a_long_run_is_one_small_record(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
