@@ -66,12 +66,13 @@ def sdks() -> None:
 
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Keys that are none, and nothing else from the environment that could lead a request astray."""
+    """Keys that are none, no authority that is trusted, and nothing else from the environment that could lead a request astray."""
     for name in os.environ:
-        if name.lower().endswith("_proxy") or name.startswith(("OPENAI_", "ANTHROPIC_", "DEEPSEEK_")):
+        if name.lower().endswith("_proxy") or name.startswith(("OPENAI_", "ANTHROPIC_", "DEEPSEEK_", "SSL_CERT_")):
             monkeypatch.delenv(name)
     for name, key in KEYS.items():
         monkeypatch.setenv(name, key)
+    monkeypatch.setenv("SSL_CERT_DIR", os.devnull)  # Every client of an SDK would read all certificates of the machine, which takes longer than most runs here.
     return KEYS
 
 
