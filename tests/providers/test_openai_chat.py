@@ -13,7 +13,7 @@ import pytest
 from refold.projections.messages import Message, MessageCall, told, user
 from refold.runtime import models, ports as p
 from refold.runtime.assemble import Assembler
-from refold.runtime.providers import _settings, openai_chat
+from refold.runtime.providers import _replies, openai_chat
 from refold.testing import strict
 from refold.testing.loopback import Loopback, Reply
 
@@ -358,7 +358,7 @@ def failed(model: p.Model, seen: list[p.Part] | None = None) -> p.ModelError | N
 
 
 def test_a_server_that_stays_connected_after_the_model_stopped_is_not_waited_for(server: Loopback, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_settings, "LINGER_S", 0.05)
+    monkeypatch.setattr(_replies, "LINGER_S", 0.05)
     server.add(Reply.events(chunk({"content": "A"}, "stop"), end="hang"))
     assert p.Finished(stop_reason="stop", provider_stop_reason="stop") in parts_of(made(server))
 
