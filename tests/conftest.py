@@ -2,12 +2,16 @@
 and where REFOLD_KEEP_RUNS names a folder, every run that they make is kept there."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from refold.events import facts as f
+from refold.fsm.effects import Effect
+from refold.runtime.performing import Performer
 from refold.testing.replies import APIS, Api
 
 # The explain phase turns a failure that is found and shrunk in seconds into a minute's wait.
@@ -74,6 +78,17 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         monkeypatch.setenv(name, key)
     monkeypatch.setenv("SSL_CERT_DIR", os.devnull)  # Every client of an SDK would read all certificates of the machine, which takes longer than most runs here.
     return KEYS
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is tried again is tried again at once. The log says the time that is due, and how long that is, is asked where the rules are tested; here nobody sits through it."""
+    perform = Performer.perform
+
+    async def performed(self: Performer, effect: Effect) -> Sequence[f.Input]:
+        return await perform(self, msgspec.structs.replace(effect, delay_us=1) if effect.delay_us else effect)
+
+    monkeypatch.setattr(Performer, "perform", performed)
 
 
 @pytest.fixture(params=APIS.values(), ids=APIS)

@@ -20,8 +20,8 @@ RECORDINGS = Path(os.environ.get("REFOLD_RECORDINGS") or Path(refold.__file__).p
 
 
 @pytest.fixture(autouse=True)
-def ready(sdks: None, keys: dict[str, str]) -> None:
-    """Every test here speaks to a provider."""
+def ready(sdks: None, keys: dict[str, str], at_once: None) -> None:
+    """Every test here speaks to a provider, and waits for none."""
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
+def stage(at_once: None) -> Iterator[Stage]:
     """A stage; when the scenario is over, every run on it must be sound."""
     set_up = Stage()
     yield set_up
