@@ -2,6 +2,7 @@
 and where REFOLD_KEEP_RUNS names a folder, every run that they make is kept there."""
 
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -89,6 +90,23 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return await perform(self, msgspec.structs.replace(effect, delay_us=1) if effect.delay_us else effect)
 
     monkeypatch.setattr(Performer, "perform", performed)
+
+
+@pytest.fixture
+def schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a fresh schema on the server that REFOLD_TEST_POSTGRES names (as postgresql://HOST/DATABASE, without options)."""
+    server = os.environ.get("REFOLD_TEST_POSTGRES")
+    if not server:
+        pytest.skip("REFOLD_TEST_POSTGRES names no server")
+    import psycopg
+    from psycopg_pool.base import AttemptWithBackoff
+
+    monkeypatch.setattr(AttemptWithBackoff, "INITIAL_DELAY", 0.01)  # Where a connection broke, the pool looks for another after a second, else.
+    name = f"refold_{secrets.token_hex(6)}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        yield f"{server}?options=-csearch_path%3D{name}&application_name={name}"
+        connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 @pytest.fixture(params=APIS.values(), ids=APIS)

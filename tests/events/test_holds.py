@@ -1,8 +1,6 @@
 """One driver a run: a hold is free at once when its process dies, lapses when nobody refreshes it, and only one taker ever wins it."""
 
 import itertools
-import os
-import secrets
 import signal
 import sqlite3
 import subprocess
@@ -58,20 +56,6 @@ for line in sys.stdin:
     print(hold.refresh(), flush=True)
     hold.release()
 """
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    server = os.environ.get("REFOLD_TEST_POSTGRES")
-    if not server:
-        pytest.skip("REFOLD_TEST_POSTGRES names no server")
-    import psycopg
-
-    name = f"refold_{secrets.token_hex(6)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-        yield f"{server}?options=-csearch_path%3D{name}&application_name={name}"
-        connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 @pytest.fixture

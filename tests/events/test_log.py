@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import secrets
 import signal
 import sqlite3
 import subprocess
@@ -49,21 +48,6 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
     opened = open_log(url)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    """The URL of a fresh schema on the server that REFOLD_TEST_POSTGRES names (as postgresql://HOST/DATABASE, without options)."""
-    server = os.environ.get("REFOLD_TEST_POSTGRES")
-    if not server:
-        pytest.skip("REFOLD_TEST_POSTGRES names no server")
-    import psycopg
-
-    name = f"refold_{secrets.token_hex(6)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-        yield f"{server}?options=-csearch_path%3D{name}&application_name={name}"
-        connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import os
-import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -166,21 +164,6 @@ def test_B145_a_driver_that_slept_for_too_long_appends_nothing_and_performs_noth
 
 
 # -- readers
-
-
-@pytest.fixture
-def schema() -> Iterator[str]:
-    """The URL of a fresh schema on the server that REFOLD_TEST_POSTGRES names."""
-    server = os.environ.get("REFOLD_TEST_POSTGRES")
-    if not server:
-        pytest.skip("REFOLD_TEST_POSTGRES names no server")
-    import psycopg
-
-    name = f"refold_{secrets.token_hex(6)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-        yield f"{server}?options=-csearch_path%3D{name}"
-        connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 def begun(run_id: str) -> list[Row]:

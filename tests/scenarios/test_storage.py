@@ -1,7 +1,5 @@
 """Storage: many writers, readers that stay, connections that die; nothing is lost, nothing is done twice, and whoever must know is told in words."""
 
-import os
-import secrets
 import socket
 import sqlite3
 import subprocess
@@ -11,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -192,23 +191,15 @@ def cut_off(each: socket.socket) -> None:
 
 
 @pytest.fixture
-def gate() -> Iterator[tuple[Gate, str]]:
-    """A gate in front of the server that REFOLD_TEST_POSTGRES names, and the URL of a fresh schema behind it."""
-    server = os.environ.get("REFOLD_TEST_POSTGRES")
-    if not server:
-        pytest.skip("REFOLD_TEST_POSTGRES names no server")
-    import psycopg
+def gate(schema: str) -> Iterator[tuple[Gate, str]]:
+    """A gate in front of the server, and the URL of a fresh schema behind it."""
     from psycopg.conninfo import conninfo_to_dict
 
-    settings = conninfo_to_dict(server)
-    name = f"refold_{secrets.token_hex(6)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-        made = Gate(str(settings.get("host") or "127.0.0.1"), int(settings.get("port") or 5432))
-        url = f"postgresql://{settings.get('user', 'postgres')}@127.0.0.1:{made.port}/{settings['dbname']}"
-        yield made, f"{url}?options=-csearch_path%3D{name}&sslmode=disable&gssencmode=disable&connect_timeout=2"
-        made.close()
-        connection.execute(f"DROP SCHEMA {name} CASCADE")
+    settings = conninfo_to_dict(schema)
+    made = Gate(str(settings.get("host") or "127.0.0.1"), int(settings.get("port") or 5432))
+    url = f"postgresql://{settings.get('user', 'postgres')}@127.0.0.1:{made.port}/{settings['dbname']}"
+    yield made, f"{url}?options={quote(str(settings['options']))}&sslmode=disable&gssencmode=disable&connect_timeout=2"
+    made.close()
 
 
 def test_B187_a_connection_that_died_while_a_human_was_waited_for_is_made_anew(gate, stage):
