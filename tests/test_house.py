@@ -1,10 +1,10 @@
 """The rules of the house: who may import whom, which library stands behind which door, and that the package is what is on the disk."""
 
 import ast
+import functools
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,41 +39,58 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imports(path: Path) -> list[str]:
     """Every module a file imports, wherever in it; not what is for the type checker alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    found: list[str] = []
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name(path)} imports relatively"
             assert node.module is not None
-            yield from (f"{node.module}.{alias.name}" if node.module == "refold" else node.module for alias in node.names)
+            found += [f"{node.module}.{alias.name}" if node.module == "refold" else node.module for alias in node.names]
+    return found
 
 
-@pytest.mark.parametrize("path", sources(), ids=name)
-def test_imports_point_one_way(path: Path) -> None:
-    own = LAYERS.index(name(path).split("/")[0])
-    for module in imports(path):
-        first, *rest = module.split(".")
-        assert first not in LAYERS, f"{name(path)} imports {module} without refold in front"
-        if first == "refold" and rest and rest[0] in LAYERS:
-            assert LAYERS.index(rest[0]) <= own, f"{name(path)} imports {module}, which stands above it"
+def imported() -> list[tuple[Path, str]]:
+    """Every file with each module that it imports."""
+    return [(path, module) for path in sources() for module in imports(path)]
 
 
-@pytest.mark.parametrize("path", sources(), ids=name)
-def test_every_library_has_one_door(path: Path) -> None:
-    for module in imports(path):
-        doors = DOORS.get(module.split(".")[0])
-        assert doors is None or any(name(path) == door or (door.endswith("/") and name(path).startswith(door)) for door in doors), (
-            f"{name(path)} imports {module}"
-        )
+def test_imports_point_one_way() -> None:
+    bare = [f"{name(path)} imports {module} without refold in front" for path, module in imported() if module.split(".")[0] in LAYERS]
+    assert not bare
+    own = [(path, module) for path, module in imported() if module.startswith("refold.") and module.split(".")[1] in LAYERS]
+    upwards = [
+        f"{name(path)} imports {module}, which stands above it"
+        for path, module in own
+        if LAYERS.index(module.split(".")[1]) > LAYERS.index(name(path).split("/")[0])
+    ]
+    assert own
+    assert not upwards
 
 
-@pytest.mark.parametrize("path", [path for path in sources() if name(path).split("/")[0] in PURE and name(path) not in STORES], ids=name)
-def test_the_core_does_not_touch_the_world(path: Path) -> None:
-    touched = {module.split(".")[0] for module in imports(path)} & WORLD
-    assert not touched, f"{name(path)} imports {touched}"
+def test_every_library_has_one_door() -> None:
+    def is_door(path: Path, library: str) -> bool:
+        return any(name(path) == door or (door.endswith("/") and name(path).startswith(door)) for door in DOORS[library])
+
+    behind = [(path, library) for path, module in imported() if (library := module.split(".")[0]) in DOORS]
+    assert {library for _, library in behind} == DOORS.keys()
+    elsewhere = [f"{name(path)} imports {library}" for path, library in behind if not is_door(path, library)]
+    assert not elsewhere
+
+
+def test_the_core_does_not_touch_the_world() -> None:
+    core = [path for path in sources() if name(path).split("/")[0] in PURE and name(path) not in STORES]
+    touched = [f"{name(path)} imports {world}" for path in core for world in {module.split(".")[0] for module in imports(path)} & WORLD]
+    assert core
+    assert not touched
 
 
 def test_no_folder_has_a_circle_of_imports() -> None:
@@ -81,8 +98,7 @@ def test_no_folder_has_a_circle_of_imports() -> None:
     edges: dict[str, set[str]] = {}
     for path in sources():
         module = "refold." + name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("refold.")]
+        found = [node for node in ast.walk(tree(path)) if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("refold.")]
         edges[module] = {f"{node.module}.{alias.name}" for node in found for alias in node.names} | {node.module for node in found if node.module}
     edges = {module: {target for target in targets if target in edges and target != module} for module, targets in edges.items()}
     # when the modules without imports are taken away again and again
@@ -105,7 +121,7 @@ def test_the_version_is_one() -> None:
 
 
 def test_every_file_says_what_lives_there() -> None:
-    silent = [name(path) for path in sources() if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    silent = [name(path) for path in sources() if path.stat().st_size and not ast.get_docstring(tree(path))]
     assert not silent
 
 
