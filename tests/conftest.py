@@ -1,18 +1,16 @@
 """What all tests share: how properties are looked for, the same examples every time in CI and new ones at every run of a developer; the three APIs of providers;
 and where REFOLD_KEEP_RUNS names a folder, every run that they make is kept there."""
 
+import gc
 import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from refold.events import facts as f
-from refold.fsm.effects import Effect
-from refold.runtime.performing import Performer
 from refold.testing.replies import APIS, Api
 
 # The explain phase turns a failure that is found and shrunk in seconds into a minute's wait.
@@ -59,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Keeping(Path(folder).absolute()))
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # The tests themselves stay until the end: no collection of what they leave behind need look at them.
+
+
 KEYS = {"OPENAI_API_KEY": "sk-test-0123456789abcdef", "ANTHROPIC_API_KEY": "sk-ant-test-0123456789", "DEEPSEEK_API_KEY": "sk-deep-0123456789"}
 
 
@@ -84,10 +86,14 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is tried again is tried again at once. The log says the time that is due, and how long that is, is asked where the rules are tested; here nobody sits through it."""
+    from msgspec.structs import replace
+
+    from refold.runtime.performing import Performer
+
     perform = Performer.perform
 
-    async def performed(self: Performer, effect: Effect) -> Sequence[f.Input]:
-        return await perform(self, msgspec.structs.replace(effect, delay_us=1) if effect.delay_us else effect)
+    async def performed(self: Performer, effect: Any) -> Sequence[Any]:
+        return await perform(self, replace(effect, delay_us=1) if effect.delay_us else effect)
 
     monkeypatch.setattr(Performer, "perform", performed)
 
