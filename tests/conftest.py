@@ -4,6 +4,7 @@ and where REFOLD_KEEP_RUNS names a folder, every run that they make is kept ther
 import gc
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from refold.testing.replies import APIS, Api
+
+# Tests start hundreds of processes. Where the environment wants no bytecode written, each of them would compile everything anew, and pytest every test at every run.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The explain phase turns a failure that is found and shrunk in seconds into a minute's wait.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
