@@ -182,7 +182,7 @@ LONG: dict[str, Any] = {
     "lines": "all of it\n" * 500_000,
     "one line": "x" * 5_000_000,
     "base64": "QUJD" * 1_250_000,
-    "JSON": [{"row": n, "text": "naïve \N{THUMBS UP SIGN}"} for n in range(100_000)],
+    "JSON": [{"row": n, "text": "naïve \N{THUMBS UP SIGN}" * 40} for n in range(10_000)],
 }
 
 
