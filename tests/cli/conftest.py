@@ -62,6 +62,7 @@ class Done:
 class Shell:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
+        self._loaded_before = set(sys.modules)
 
     def __call__(self, *words: str, stdin: str | bytes = "") -> Done:
         data = stdin.encode() if isinstance(stdin, str) else stdin
@@ -79,8 +80,9 @@ class Shell:
 
     def forget(self) -> None:
         """As another process would: the modules of this folder are not loaded yet."""
-        for name in [name for name, module in sys.modules.items() if str(getattr(module, "__file__", None) or "").startswith(str(self.folder))]:
-            del sys.modules[name]
+        for name in sys.modules.keys() - self._loaded_before:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(self.folder)):
+                del sys.modules[name]
         importlib.invalidate_caches()
 
     def script(self, *turns: dict[str, Any]) -> str:
