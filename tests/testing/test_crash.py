@@ -250,6 +250,9 @@ EXAMPLES: dict[str, Example] = {
         ),
         humans=(("t1.1", "approve"), ("t1.2", "2024"), ("t1.4", "too much"), ("t2.1", "approve")),
     ),
+    "an approval and a question": Example(
+        (calls(call("pay", amount=3), call("ask_user", question="Which year?")), ANSWER), humans=(("t1.1", "approve"), ("t1.2", "2024"))
+    ),
     "turns that come to nothing": Example(
         (
             {"text": ""},
@@ -303,7 +306,7 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
-SOON = ("one call of each effect", "approvals and a question", "a provider that fails for a while", "calls over the limit", "a long answer")
+SOON = ("one call of each effect", "an approval and a question", "a provider that fails for a while", "calls over the limit", "a long answer")
 """Examples of the quick set."""
 
 
@@ -334,7 +337,7 @@ def test_a_run_that_was_crashed_anywhere_ends_as_its_twin(name: str, place: Plac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOON)
+@pytest.mark.parametrize("name", [*SOON, "approvals and a question"])
 @pytest.mark.parametrize(("place", "fault"), FATES[:4])
 def test_a_run_on_disk_that_was_crashed_at_any_append_ends_as_its_twin(
     name: str, place: Place, fault: Fault, inhabited: tuple[World, list[Tool]], tmp_path: Path
@@ -355,9 +358,9 @@ def test_a_run_on_disk_that_was_crashed_at_any_append_ends_as_its_twin(
 
 
 @pytest.mark.parametrize(("place", "fault"), FATES)
-def test_a_run_that_is_cancelled_from_within_and_crashed_anywhere_ends_as_cancelled(place: Place, fault: Fault) -> None:
+def test_a_run_that_is_cancelled_from_within_and_crashed_anywhere_ends_as_cancelled(place: Place, fault: Fault, inhabited: tuple[World, list[Tool]]) -> None:
     # given
-    world = World()
+    world, tools = inhabited
 
     @tool(effect="read")
     def hang_up(topic: str, ctx: ToolContext) -> str:
@@ -366,14 +369,13 @@ def test_a_run_that_is_cancelled_from_within_and_crashed_anywhere_ends_as_cancel
             world.store.cancel_sync(ctx.run_id, "enough", command_id="cancel")
         return topic
 
-    tools = [*made_for(world), hang_up]
     example = Example((calls(call("send", to="Ann"), call("hang_up", topic="a"), call("send", to="Bob")), ANSWER))
     for fate in fates(place, fault):
         world.forget()
         log = MemoryLog()
         world.store = Store(log, "memory:")
         # when
-        survived = survive(example.trial(tools), log, fate)
+        survived = survive(example.trial([*tools, hang_up]), log, fate)
         # then
         assert (survived.outcome.status, survived.outcome.reason) == ("cancelled", "cancelled"), fate
         assert list(losses(survived, survived.outcome)) == [], fate
@@ -381,10 +383,10 @@ def test_a_run_that_is_cancelled_from_within_and_crashed_anywhere_ends_as_cancel
         assert len(world.acts) <= 1, fate
 
 
-def test_every_example_ends_as_its_name_says() -> None:
+def test_every_example_ends_as_its_name_says(inhabited: tuple[World, list[Tool]]) -> None:
     # given
-    world = World()
-    tools = made_for(world)
+    world, tools = inhabited
+    world.forget()
     # when
     survived = {name: survive(example.trial(tools), MemoryLog()) for name, example in EXAMPLES.items()}
     ends = {name: each.outcome for name, each in survived.items()}
