@@ -53,8 +53,9 @@ def test_it_says_in_one_line_what_is_whole_and_what_is_not(tmp_path: Path) -> No
     assert verify(tmp_path, "whole", "--key", "whole") == (2, "")
 
 
-def test_it_judges_seals_as_refold_does(tmp_path: Path) -> None:
+def test_it_judges_seals_as_refold_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("cryptography", reason="the cryptography package is not installed")
+    script = runpy.run_path(str(SCRIPT))
     # given files that were sealed by one, by two, by nobody, and one whose signature was changed and chained again
     store = open_store("memory:")
     for name in ("ann", "bob"):
@@ -68,10 +69,10 @@ def test_it_judges_seals_as_refold_does(tmp_path: Path) -> None:
     for run_id in ("none", "one", "two", "back"):
         for keys in ((), ("ann",), ("bob",), ("ann", "bob")):
             for head in (None, show(store, "one", 3)["head"]):
-                words = [word for key in keys for word in ("--key", f"{key}.pub")] + (["--head", head] if head else [])
+                words = [word for key in keys for word in ("--key", str(tmp_path / f"{key}.pub"))] + (["--head", head] if head else [])
                 checked = parse((tmp_path / f"{run_id}.jsonl").read_bytes(), run_id).check([public(tmp_path / f"{key}.pub") for key in keys], head)
                 # then they agree
-                code, said = verify(tmp_path, f"{run_id}.jsonl", *words)
+                code, said = script["main"]([str(tmp_path / f"{run_id}.jsonl"), *words]), capsys.readouterr().out
                 assert code == (0 if checked.ok else 1), (run_id, words, said)
                 assert not checked.ok or said.count("signature ok") == sum(seal.verdict == "ok" for seal in checked.seals)
 
