@@ -1,5 +1,5 @@
-"""What all tests share: how properties are looked for, the same examples every time in CI and new ones at every run of a developer; the three APIs of providers;
-and where REFOLD_KEEP_RUNS names a folder, every run that they make is kept there."""
+"""What all tests share: how properties are looked for, the same examples every time in CI and new ones at every run of a developer, fewer of them in the quick set;
+the three APIs of providers; and where REFOLD_KEEP_RUNS names a folder, every run that they make is kept there."""
 
 import gc
 import os
@@ -33,7 +33,8 @@ settings.register_profile(
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+ALL = "ci" if os.environ.get("CI") else "dev"
+settings.register_profile("quick", settings.get_profile(ALL), max_examples=20)
 
 
 class Keeping:
@@ -58,6 +59,7 @@ class Keeping:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("quick" if "not slow" in config.option.markexpr else ALL)
     if folder := os.environ.get("REFOLD_KEEP_RUNS"):
         config.pluginmanager.register(Keeping(Path(folder).absolute()))
 

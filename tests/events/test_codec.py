@@ -72,7 +72,7 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("tag", sorted(FACTS))
 def test_every_fact_is_read_as_it_was_written(tag: str) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=settings.default.max_examples // 2)
     @given(any_of(FACTS[tag]))
     def holds(fact: f.Fact) -> None:
         # given a record of any such fact

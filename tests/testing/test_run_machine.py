@@ -40,7 +40,7 @@ class Mine(RunMachine):
 
 
 TestMine = Mine.TestCase
-TestMine.settings = settings(stateful_step_count=20, max_examples=25)
+TestMine.settings = settings(stateful_step_count=20, max_examples=settings.default.max_examples // 2)
 
 CANNOT_HAPPEN = {
     "a fork begins the stream of another run": lambda row: row.trigger == "run_forked",
