@@ -69,7 +69,9 @@ def test_it_judges_seals_as_refold_does(tmp_path: Path, capsys: pytest.CaptureFi
     for run_id in ("none", "one", "two", "back"):
         for keys in ((), ("ann",), ("bob",), ("ann", "bob")):
             for head in (None, show(store, "one", 3)["head"]):
-                words = [word for key in keys for word in ("--key", str(tmp_path / f"{key}.pub"))] + ([f"--head={head}"] if head else [])  # a digest may begin with a hyphen
+                words = [word for key in keys for word in ("--key", str(tmp_path / f"{key}.pub"))] + (
+                    [f"--head={head}"] if head else []
+                )  # a digest may begin with a hyphen
                 checked = parse((tmp_path / f"{run_id}.jsonl").read_bytes(), run_id).check([public(tmp_path / f"{key}.pub") for key in keys], head)
                 # then they agree
                 code, said = script["main"]([str(tmp_path / f"{run_id}.jsonl"), *words]), capsys.readouterr().out

@@ -52,18 +52,31 @@ def test_a_golden_log_can_be_forked_wherever_it_rests(path: Path) -> None:
         assert journal.run.state == "done" or journal.run.waits
         assert audit(store, made.run_id).ok, (at, audit(store, made.run_id))
         assert replay(store, made.run_id).divergence is None, (at, replay(store, made.run_id).divergence)
-        shown = show(store, made.run_id)
-        _assert_paired(shown["messages"])
-        # and wherever it is taken, it is the same
-        elsewhere = open_store("memory:")
-        lines = b"".join(export_lines(store, made.run_id))
-        import_file(elsewhere, parse(lines, "fork"))
-        assert b"".join(export_lines(elsewhere, made.run_id)) == lines
-        assert show(elsewhere, made.run_id) == shown
-        assert audit(elsewhere, made.run_id).ok
+        _assert_paired(show(store, made.run_id)["messages"])
     assert forks or len({record.batch for record in records}) == 1  # it ended at once, and rested nowhere
     # and the parent is what it was
     assert b"".join(export_lines(store, run_id)) == before
+
+
+@pytest.mark.parametrize("places", ["the last", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_fork_of_a_golden_log_is_the_same_wherever_it_is_taken(path: Path, places: str) -> None:
+    # given a log and where it rests
+    store = open_store("memory:")
+    run_id = import_file(store, parse(path.read_bytes(), path.name))
+    records = list(store.read(run_id))
+    rests = sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None})
+    for at in rests if places == "all" else rests[-1:]:
+        # when it is forked there, goes on and is taken to another store
+        made = fork(store.log, run_id, at, RunId(f"fork-{at}"))
+        _driven(store, made.run_id)
+        elsewhere = open_store("memory:")
+        lines = b"".join(export_lines(store, made.run_id))
+        import_file(elsewhere, parse(lines, "fork"))
+        # then it is the same
+        assert b"".join(export_lines(elsewhere, made.run_id)) == lines
+        assert show(elsewhere, made.run_id) == show(store, made.run_id)
+        assert audit(elsewhere, made.run_id).ok
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -268,7 +268,11 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("name", OUTCOMES)
+SOON = ("returns", "group", "large", "segfault", "left")
+"""Outcomes of the quick set: each takes a process."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for name in OUTCOMES])
 def test_whatever_a_handler_does_is_an_outcome(crew, name, capfd):
     given = outcome(crew.deed, f'{{"name":"{name}"}}')
     said, complained = capfd.readouterr()
@@ -408,6 +412,7 @@ def test_a_process_that_the_system_does_not_give_is_told(crew, monkeypatch):
 BACKGROUND = "(exec 9>held; sleep 3; echo late >late) & touch started; wait"
 
 
+@pytest.mark.slow
 def test_B014_what_a_command_put_in_the_background_ends_with_the_time_limit(crew, held, here):
     # given a shell whose child would write a file after 3 s, when its time is over
     given = outcome(crew.shell, f'{{"command":"{BACKGROUND}"}}', timeout_s=1.5)
