@@ -303,7 +303,7 @@ def test_B175_who_comes_second_decides_again_on_what_the_first_wrote(url, stage,
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_B180_threads_share_a_store(stage, tmp_path, kind):
-    # given eight threads that drive runs in one store, and eight that read in it
+    # given eight threads that drive runs in one store, and four that read in it
     store = stage.store if kind == "memory" else stage.another_store(f"sqlite:///{tmp_path}/log.db?synchronous=NORMAL")
 
     @tool(effect="read")
@@ -335,7 +335,7 @@ def test_B180_threads_share_a_store(stage, tmp_path, kind):
             wrong.append(error)
 
     # when
-    readers, writers = [threading.Thread(target=read) for _ in range(8)], [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    readers, writers = [threading.Thread(target=read) for _ in range(4)], [threading.Thread(target=write, args=(n,)) for n in range(8)]
     for thread in (*readers, *writers):
         thread.start()
     for thread in writers:
