@@ -93,8 +93,11 @@ def difference(recorded: Record, derived: Record) -> Difference | None:
 
 
 def _unknown(recorded: Record, derived: Record) -> Difference | None:
-    """The first part of what is stored that is read as nothing: another version of refold knew it."""
-    found = first_difference(_stored_data(recorded), _stored_data(derived), "data")
+    """The first part of what is stored that is read as nothing: another version of refold knew it. None where it is no value at all."""
+    try:
+        found = first_difference(_stored_data(recorded), _stored_data(derived), "data")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
     return found if found is not None and found.derived is ABSENT else None
 
 

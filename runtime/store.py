@@ -16,7 +16,7 @@ from refold.events.lineage import history
 from refold.events.log import open_log
 from refold.events.storage import Log
 from refold.events.words import RunId
-from refold.projections.revisions import SUPPORTED, UnsupportedEngine
+from refold.projections.revisions import SUPPORTED
 from refold.projections.run import Call, Run, replace
 from refold.runtime.consults import Consults
 from refold.runtime.journal import HOST, USER, Journal, UnknownRun, loader, record_in, this_process
@@ -225,11 +225,14 @@ class Store:
         return await asyncio.to_thread(self.compact_sync, run_id, who=who, command_id=command_id)
 
     def cancel_sync(self, run_id: str, reason: str = "", *, who: str = USER, command_id: str | None = None) -> Taken:
-        """End a run. Whoever drives it closes its calls; where nobody does, because it waits or its driver is dead, that is done here."""
+        """End a run. Whoever drives it closes its calls; where nobody does, because it waits or its driver is dead, that is done here.
+
+        Of a run whose rules this version does not know the word is kept, for a driver that does.
+        """
         journal, said = self._live(
             run_id, (f.CancelRequested.TAG,), lambda _: f.CancelRequested(who=who, reason=whole(reason), command_id=_id(command_id)), command_id
         )
-        if journal.run.state != "done":
+        if journal.run.state != "done" and journal.run.begun.engine in SUPPORTED:  # else whoever knows its rules ends it
             with suppress(DrivenElsewhere), taken(self.log, run_id, this_process()):
                 journal.command_sync(lambda run: (attach(run),) if run.cancel is not None and run.state != "done" else ())
         return said
@@ -275,8 +278,6 @@ class Store:
                 return ()
             if run.state == "done":
                 raise NotAsked(f"run {run.id} has ended ({run.status}) and takes no more input; start another with: refold continue {run.id}")
-            if run.begun.engine not in SUPPORTED:  # what would come of it is not known here
-                raise UnsupportedEngine(run.begun.engine)
             said = Taken(run.position + 1)
             return (fact(run),)
 

@@ -311,7 +311,7 @@ def test_B156_a_field_that_is_not_known_stays_in_the_log_and_the_proofs_name_it(
     # and it is named
     divergence = replay(store, "r").divergence
     assert divergence is not None
-    assert (divergence.position, divergence.field) == (position, "digest")
+    assert (divergence.position, divergence.field, divergence.cause_class) == (position, "data.mood", "upcaster")
     assert not audit(store, "r").ok
 
 
