@@ -78,7 +78,7 @@ class MemoryLog(Log):
     def runs(self) -> list[str]:
         with self._opened():
             started = self._recorder.select_notifications(None, self.changed() + 1, topics=STARTS)
-            return [str(notification.originator_id) for notification in started]
+            return list(dict.fromkeys(str(notification.originator_id) for notification in started))  # an imported fork holds several beginnings
 
     def find(self, prefix: str) -> list[str]:
         return sorted(run_id for run_id in self.runs() if run_id.startswith(prefix))[:FOUND_MAX]

@@ -44,7 +44,7 @@ class SqlLog(Log):
         self._head = f"SELECT originator_version, {state} {of_run} ORDER BY originator_version DESC LIMIT 1"
         self._payload = f"SELECT {state} {of_run} AND originator_version = 1"
         self._payloads = f"SELECT originator_id, {state} FROM stored_events WHERE originator_id >= {mark} AND originator_id < {mark}"
-        self._runs = f"SELECT originator_id FROM {started} ORDER BY {order}"
+        self._runs = f"SELECT originator_id FROM {started} GROUP BY originator_id ORDER BY min({order})"  # an imported fork holds several beginnings
         self._find = f"SELECT DISTINCT originator_id FROM {started} AND originator_id >= {mark} AND originator_id < {mark} ORDER BY originator_id LIMIT {mark}"
         self._writer = GroupWriter(commit, partial(closed, place))
         self._process = os.getpid()

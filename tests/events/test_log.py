@@ -164,6 +164,17 @@ def test_runs_come_in_the_order_in_which_they_were_started(log: Log) -> None:
     assert log.runs() == ["z", "m", "a"]
 
 
+def test_a_run_is_named_once_however_many_begin_in_its_records(log: Log) -> None:
+    # given a fork that holds its whole history, as an imported one does, between two other runs
+    start(log, "first")
+    log.append("child", 0, rows(1, kind="run_started") + rows(2) + rows(3, kind="run_forked"), create=True)
+    start(log, "last")
+    # when it is forked once more, then it still is one run, in its place
+    log.append("child", 3, rows(4, kind="run_forked"))
+    assert log.runs() == ["first", "child", "last"]
+    assert log.find("chi") == ["child"]
+
+
 def test_find_takes_the_prefix_literally(log: Log) -> None:
     for run_id in ("b_1", "bx1", "b%1", "B_1", "c"):
         start(log, run_id)
