@@ -94,7 +94,7 @@ class Driver:
         try:
             self._ownership.acquire(self.journal.log, self.journal.run.id, this_process())
         except DrivenElsewhere:
-            if begin and self.journal.log.head(self.journal.run.id) is not None:
+            if begin and self.journal.log.head(self.journal.run.id) is not None:  # else there is no run yet that whoever is told so could resume
                 raise RunExists(f"there is already a run {self.journal.run.id}; choose another id, or resume it") from None
             raise
 

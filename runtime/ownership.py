@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from refold.events.holds import Held, Hold
+from refold.events.holds import Held, Hold, Holder
 from refold.events.storage import Log, StoreUnavailable
 
 REFRESHES: Final = 3
@@ -22,9 +22,13 @@ class DrivenElsewhere(Exception):
     """Another driver has the run: another process that lives, or another task of this one. Times are microseconds since the epoch, by the store's clock."""
 
     def __init__(self, run_id: str, who: str, since_us: int, until_us: int) -> None:
-        self.words = f"driven by {who} since {_instant(since_us, until_us)} UTC"
-        super().__init__(f"run {run_id} is {self.words}; wait for it, or cancel it")
+        super().__init__(f"run {run_id} is {driven_by(Holder(who, since_us, until_us))}; wait for it, or cancel it")
         self.run_id, self.who, self.since_us, self.until_us = run_id, who, since_us, until_us
+
+
+def driven_by(holder: Holder) -> str:
+    """Who drives a run, and since when, in words."""
+    return f"driven by {holder.who} since {_instant(holder.since_us, holder.until_us)} UTC"
 
 
 def taken(log: Log, run_id: str, who: str, ttl_s: float | None = None) -> Hold:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from refold.events.codec import Record
+from refold.events.holds import Holder
 from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.agent import Agent, Shown
@@ -24,7 +25,7 @@ from refold.runtime.cli.stores import to_drive, typed, waiting_lines
 from refold.runtime.driver import STOPPING, RunExists
 from refold.runtime.journal import this_process
 from refold.runtime.models import DEFAULT
-from refold.runtime.ownership import DrivenElsewhere
+from refold.runtime.ownership import DrivenElsewhere, driven_by
 from refold.runtime.result import Result, result_of
 from refold.runtime.store import Store
 
@@ -40,7 +41,7 @@ OFFLINE: Final = (
 def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Verb, *, made: str = "") -> Result:
     """Drive; where the run waits, let the terminal or --approve decide and drive on. `known` is where the run stands.
 
-    `made` is what is to be said of a run that is new, once it is there. Raises RunExists for one that is not.
+    `made` is what is to be said of a run that is made before it is driven. Raises RunExists where the id is taken.
     """
     telling = progress_for(known, quiet=options.quiet)
     hear = _noting(telling, agent, options, made)
@@ -60,21 +61,21 @@ def driven(options: o.Driving, store: Store, agent: Agent, known: Run, begin: Ve
                 hear = telling.hear
                 verb = lambda heard: agent.resume(known.id, store=store, heard=heard)  # noqa: E731 - as `begin`
     except DrivenElsewhere as elsewhere:
-        if known.position or verb is not begin or isinstance(options, o.Fork):  # a fork is made before it is driven
+        if known.position or made or verb is not begin:
             raise
-        raise _is_there(elsewhere) from None
+        raise _is_there(known.id, Holder(elsewhere.who, elsewhere.since_us, elsewhere.until_us)) from None
     except RunExists:
         if (holder := store.log.holder(known.id)) is None:
             raise
-        raise _is_there(DrivenElsewhere(known.id, *holder)) from None
+        raise _is_there(known.id, holder) from None
     finally:
         telling.close()
     return result if result is not None else as_it_is(store, known.id)
 
 
-def _is_there(elsewhere: DrivenElsewhere) -> RunExists:
+def _is_there(run_id: str, holder: Holder) -> RunExists:
     """What somebody else began under the id that was to be that of a new run: by whom it is driven says more, and changes nothing about it."""
-    return RunExists(f"there is already a run {elsewhere.run_id}, {elsewhere.words}; choose another id")
+    return RunExists(f"there is already a run {run_id}, {driven_by(holder)}; choose another id")
 
 
 def _performed(verb: Verb, hear: Heard, interruption: Interruption) -> Result | None:

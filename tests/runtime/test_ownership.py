@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from refold import Agent, ScriptedModel, open_store
 from refold.events.holds import Hold
 from refold.events.memory import MemoryLog
 from refold.events.storage import StoreUnavailable
 from refold.runtime import ownership as o
+from refold.runtime.driver import RunExists
 from refold.runtime.ownership import DrivenElsewhere, Ownership, taken
 
 LONG_S = 60.0
@@ -165,6 +167,20 @@ def test_a_run_that_another_drives_is_named_with_whom_and_since_when() -> None:
         assert log.holder("r") is None
 
     asyncio.run(drive())
+
+
+def test_who_is_slower_with_an_id_is_told_that_it_is_a_run_only_once_it_can_be_resumed() -> None:
+    # given an id that somebody has taken, and begun nothing under yet
+    store, agent = open_store("memory:"), Agent(model=ScriptedModel([{"text": "done"}]))
+    with taken(store.log, "r", "cli"), pytest.raises(DrivenElsewhere):
+        # when another begins a run under it, then that one is to wait
+        agent.run_sync("Do it.", store=store, run_id="r")
+    # and where a run was begun, it is told so, whether or not somebody drives it
+    agent.run_sync("Do it.", store=store, run_id="r")
+    with taken(store.log, "r", "cli"), pytest.raises(RunExists):
+        agent.run_sync("Do it.", store=store, run_id="r")
+    with pytest.raises(RunExists):
+        agent.run_sync("Do it.", store=store, run_id="r")
 
 
 @pytest.mark.parametrize(("until_us", "said"), [(1_767_225_630_000_000, "00:00:05 UTC"), (1_767_355_000_000_000, "2026-01-01 00:00:05 UTC")])
