@@ -12,7 +12,7 @@ from eventsourcing.persistence import StoredEvent
 from eventsourcing.popo import POPOApplicationRecorder
 
 from refold.events.holds import Hold, Holder, MemoryHolds
-from refold.events.storage import FOUND_MAX, SCAN_ROWS, STARTS, Conflict, Log, PayloadMissing, Row, StoreUnavailable, Submission, inserted, payload_stream
+from refold.events.storage import FOUND_MAX, SCAN_ROWS, STARTS, Conflict, Log, PayloadMissing, Row, StoreUnavailable, Submission, additions, payload_stream
 from refold.events.words import Digest
 
 
@@ -29,7 +29,7 @@ class MemoryLog(Log):
     def _append(self, submission: Submission) -> None:
         run_id = submission.run_id
         with self._opened():
-            rows = inserted(submission, self._position(run_id), self._state)
+            rows = additions(submission, self._position(run_id), self._state)
             self._recorder.insert_events([StoredEvent(*row) for row in rows])
             self._digests.setdefault(run_id, {}).update(dict.fromkeys(submission.payloads))
 

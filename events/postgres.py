@@ -23,7 +23,7 @@ from psycopg.rows import DictRow, tuple_row
 from refold.events.groups import Outcome
 from refold.events.holds import Held, Hold, Holder, micros
 from refold.events.sql import Dialect, SqlLog, closed, full, locked
-from refold.events.storage import STARTS, Conflict, Row, StoreDamaged, StoreMissing, StoreUnavailable, Submission, inserted
+from refold.events.storage import STARTS, Conflict, Row, StoreDamaged, StoreMissing, StoreUnavailable, Submission, additions
 
 CONNECTIONS_MAX: Final = 8
 CREATION_LOCK: Final = 0x7265666F6C64
@@ -240,7 +240,7 @@ class _Recorder(PostgresApplicationRecorder):
     def append(self, cursor: Cursor[DictRow], submission: Submission) -> None:
         found = cursor.execute("SELECT max(originator_version) AS head FROM stored_events WHERE originator_id = %s", (submission.run_id,)).fetchone()
         assert found is not None  # An aggregate is one row.
-        rows = inserted(submission, found["head"], partial(_stored, cursor))
+        rows = additions(submission, found["head"], partial(_stored, cursor))
         cursor.executemany("INSERT INTO stored_events (originator_id, originator_version, topic, state) VALUES (%s, %s, %s, %s)", rows)
 
     def holds(self, submission: Submission) -> bool:

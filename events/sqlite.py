@@ -17,7 +17,7 @@ from refold.events.groups import Outcome
 from refold.events.holds import FileHolds, Hold, Holder
 from refold.events.sql import Dialect, SqlLog
 from refold.events.sqlite_file import Datastore, Statements, beside, check_place, patiently, prepare, translated
-from refold.events.storage import STARTS, Conflict, StoreDamaged, StoreUnavailable, Submission, inserted
+from refold.events.storage import STARTS, Conflict, StoreDamaged, StoreUnavailable, Submission, additions
 
 STARTED: Final = f"({' OR '.join(f'topic = {topic!r}' for topic in STARTS)})"
 """Not `IN`: every insert asks it of its row, and SQLite would build a set each time (3 µs a row)."""
@@ -148,7 +148,7 @@ class _Recorder(SQLiteApplicationRecorder):
 
     def append(self, cursor: sqlite3.Cursor, submission: Submission) -> None:
         cursor.execute("SELECT max(originator_version) FROM stored_events WHERE originator_id = ?", (submission.run_id,))
-        rows = inserted(submission, cursor.fetchone()[0], partial(self._stored, cursor))
+        rows = additions(submission, cursor.fetchone()[0], partial(self._stored, cursor))
         # The library's own statement, but without its event objects and row by row questions for ids that nobody asks for.
         cursor.executemany(self.insert_events_statement, rows)
 

@@ -173,21 +173,18 @@ def check_head(submission: Submission, head: int | None) -> None:
         raise Conflict(submission.run_id, submission.expected, head)
 
 
-def is_stored(submission: Submission, digest: Digest, stored: bytes | None) -> bool:
-    """Whether a payload needs no storing; what its digest already names must be the same bytes."""
-    if stored is not None and stored != submission.payloads[digest]:
-        raise StoreDamaged(
-            f"run {submission.run_id} holds another value under the digest {digest}: export what can still be read, and restore the store from a copy"
-        )
-    return stored is not None
-
-
-def inserted(submission: Submission, head: int | None, stored: Callable[[str], bytes | None]) -> list[tuple[str, int, str, bytes]]:
+def additions(submission: Submission, head: int | None, stored: Callable[[str], bytes | None]) -> list[tuple[str, int, str, bytes]]:
     """The rows that a submission adds behind the head of its run, each with its stream: payloads that `stored` does not find in theirs, then the records.
 
     Raises Conflict, StoreDamaged; nothing is written before.
     """
     check_head(submission, head)
-    run_id, payloads = submission.run_id, submission.payloads
-    new = [digest for digest in payloads if not is_stored(submission, digest, stored(payload_stream(run_id, digest)))]
-    return [*((payload_stream(run_id, digest), 1, PAYLOAD_TOPIC, payloads[digest]) for digest in new), *((run_id, *row) for row in submission.rows)]
+    run_id, added = submission.run_id, []
+    for digest, payload in submission.payloads.items():
+        stream = payload_stream(run_id, digest)
+        known = stored(stream)
+        if known is None:
+            added.append((stream, 1, PAYLOAD_TOPIC, payload))
+        elif known != payload:
+            raise StoreDamaged(f"run {run_id} holds another value under the digest {digest}: export what can still be read, and restore the store from a copy")
+    return [*added, *((run_id, *row) for row in submission.rows)]
