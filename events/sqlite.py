@@ -16,7 +16,7 @@ from eventsourcing.sqlite import SQLiteApplicationRecorder, SQLiteConnection, SQ
 from refold.events.groups import Outcome
 from refold.events.holds import FileHolds, Hold, Holder
 from refold.events.sql import Dialect, SqlLog
-from refold.events.sqlite_file import Datastore, Statements, beside, check_place, patiently, prepare, translated
+from refold.events.sqlite_file import Datastore, Statements, beside, check_place, dedicated, patiently, prepare, translated
 from refold.events.storage import STARTS, Conflict, StoreDamaged, StoreUnavailable, Submission, additions
 
 STARTED: Final = f"({' OR '.join(f'topic = {topic!r}' for topic in STARTS)})"
@@ -114,16 +114,7 @@ class _Committer:
 
     def _opened(self) -> SQLiteConnection:
         if self._connection is None:
-            pool = self._recorder.datastore.pool
-            connection = pool.get_connection(is_writer=True)
-            try:
-                with connection.cursor() as cursor:
-                    cursor.execute("PRAGMA busy_timeout=0")
-                    patiently(cursor, "PRAGMA journal_mode=WAL", self._lock_timeout_s)
-            except BaseException:
-                pool.put_connection(connection)
-                raise
-            self._connection = connection
+            self._connection = dedicated(self._recorder.datastore.pool, self._lock_timeout_s, "journal_mode=WAL", is_writer=True)
         return self._connection
 
 

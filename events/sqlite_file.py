@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 from eventsourcing.persistence import ConnectionPoolClosedError, PersistenceError
 from eventsourcing.sqlite import SQLiteConnection, SQLiteConnectionPool, SQLiteDatastore
@@ -121,16 +121,21 @@ class Statements:
 
     def _opened(self) -> SQLiteConnection:
         if self._connection is None:
-            connection = self._pool.get_connection()
-            try:
-                with connection.cursor() as cursor:
-                    cursor.execute("PRAGMA busy_timeout=0")
-                    cursor.execute("PRAGMA synchronous=NORMAL")
-            except BaseException:
-                self._pool.put_connection(connection)
-                raise
-            self._connection = connection
+            self._connection = dedicated(self._pool, self._lock_timeout_s, "synchronous=NORMAL")
         return self._connection
+
+
+def dedicated(pool: SQLiteConnectionPool, lock_timeout_s: float, *pragmas: LiteralString, is_writer: bool = False) -> SQLiteConnection:
+    """A connection that one user keeps, whose waiting is `patiently` done and not SQLite's."""
+    connection = pool.get_connection(is_writer=is_writer)
+    try:
+        with connection.cursor() as cursor:
+            for pragma in ("busy_timeout=0", *pragmas):
+                patiently(cursor, f"PRAGMA {pragma}", lock_timeout_s)
+    except BaseException:
+        pool.put_connection(connection)
+        raise
+    return connection
 
 
 def patiently(cursor: sqlite3.Cursor, statement: str, timeout_s: float, values: Sequence[str | int] = ()) -> None:
