@@ -85,24 +85,26 @@ class Consults:
 
     def void(self, run: Run) -> tuple[f.ApprovalDenied, ...]:
         """Denials of the approvals that are asked for, or given and not used yet, under another rule or schema than today's: what a human saw is not what would run."""
-        changed = (_denied(call, CHANGED.format(call.name)) for call in run.calls if _is_asked_for(call) and not self._stands(call))
-        return (*self.in_vain(run), *changed)
+        return tuple(_denied(call, why) for call in run.calls if _is_asked_for(call) and (why := self._objection(call)))
 
     def in_vain(self, run: Run) -> tuple[f.ApprovalDenied, ...]:
         """Denials of those whose tool is not there, as in a fork by another agent: nothing would run, whatever a human says."""
         return tuple(_denied(call, self._unknown(call.name)) for call in run.calls if _is_asked_for(call) and call.name not in self.tools)
 
-    def _stands(self, call: Call) -> bool:
-        """Whether today's code would ask a human for just that, or for nothing."""
+    def _objection(self, call: Call) -> str:
+        """Why an approval of a call does not count; empty where today's code would ask a human for just that, or for nothing."""
         tool, check = self.tools.get(call.name), call.check
-        if tool is None or check is None:
-            return True
+        if tool is None:
+            return self._unknown(call.name)
+        if check is None:
+            return ""
         valid = validate(tool, check.arguments)
         if isinstance(valid, Invalid):
-            return False
-        asks_itself = check.digest != check.signature  # else the fork asked, for what its parent did later, and no rule of the tool
-        today = (self if asks_itself else self.of_fork(_nowhere))._policy(call.id, tool, valid.canonical, valid.arguments)
-        return today.kind == "success" and (not today.approval or approval_digest(check.signature, tool) == check.digest)
+            return CHANGED.format(call.name)
+        by_its_rule = check.digest != check.signature  # else the fork asked, for what its parent did later, and no rule of the tool
+        today = (self if by_its_rule else self.of_fork(_nowhere))._policy(call.id, tool, valid.canonical, valid.arguments)
+        stands = today.kind == "success" and (not today.approval or approval_digest(check.signature, tool) == check.digest)
+        return "" if stands else CHANGED.format(call.name)
 
     def _policy(self, call: CallId, tool: Tool, canonical: str, arguments: dict[str, Any]) -> f.Check:
         """What the tool's policy says of arguments that validate."""
