@@ -182,8 +182,10 @@ class Agent:
         new_id: str | None = None,
     ) -> Result:
         """`fork` for scripts. Raises RuntimeError inside a running event loop."""
-        asked = {"message": message, "edits": edits, "allow_repeat": allow_repeat, "new_id": new_id}
-        return _outside_loop("fork", lambda: self.fork(run_id, at, store=store, **asked, own_loop=True))  # type: ignore[arg-type]
+        return _outside_loop(
+            "fork",
+            lambda: self.fork(run_id, at, store=store, message=message, edits=edits, allow_repeat=allow_repeat, new_id=new_id, own_loop=True),
+        )
 
     async def stream(
         self, goal: str, *, store: Store, run_id: str | None = None, on_disconnect: Literal["continue", "cancel"] = "continue"
