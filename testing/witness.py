@@ -3,10 +3,11 @@
 Apart from the process that uses them, because what is seen here is what its judge believes, whatever the runtime in between made of it.
 """
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -84,49 +85,40 @@ def _witnessed_tool(tool: Tool, ledger: l.Ledger) -> Tool:
     A handler for a process of its own runs in a thread here: what happens in there could not be counted otherwise.
     """
     handler = tool.handler
-    awaited = inspect.iscoroutinefunction(handler)
 
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolContext:
+    @contextlib.contextmanager
+    def execution(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Callable[[object], None]]:
+        """Around one call of the handler; gives whom to tell of its value."""
         ctx: ToolContext = kwargs.pop(CONTEXT) if tool.signature is not None else args[1]
         shown = arguments_shown(args if tool.signature is not None else args[:1], kwargs)
         ledger.note(
             l.Started(process=os.getpid(), call=ctx.call_id, key=ctx.idempotency_key, tool=tool.name, attempt=ctx.attempt, arguments=shown), durable=True
         )
-        return ctx
-
-    def end(ctx: ToolContext, value: object) -> None:
-        ledger.note(l.Ended(process=os.getpid(), call=ctx.call_id, value=_plain(value)), durable=True)
-
-    def fail(ctx: ToolContext, error: BaseException) -> None:
-        ended = l.Ended(process=os.getpid(), call=ctx.call_id, raised=type(error).__name__, performed=not isinstance(error, NotPerformed))
-        ledger.note(ended, durable=True)
+        values: list[object] = []
+        try:
+            yield values.append
+        except BaseException as error:
+            ended = l.Ended(process=os.getpid(), call=ctx.call_id, raised=type(error).__name__, performed=not isinstance(error, NotPerformed))
+            ledger.note(ended, durable=True)
+            raise
+        ledger.note(l.Ended(process=os.getpid(), call=ctx.call_id, value=_plain(*values)), durable=True)
 
     @functools.wraps(handler)
     def performed(*args: Any, **kwargs: Any) -> Any:
-        ctx = begin(args, kwargs)
-        try:
-            value = handler(*args, **kwargs)
-        except BaseException as error:
-            fail(ctx, error)
-            raise
-        end(ctx, value)
+        with execution(args, kwargs) as end:
+            end(value := handler(*args, **kwargs))
         return value
 
     @functools.wraps(handler)
     async def performed_async(*args: Any, **kwargs: Any) -> Any:
-        ctx = begin(args, kwargs)
-        try:
-            value = await handler(*args, **kwargs)
-        except BaseException as error:
-            fail(ctx, error)
-            raise
-        end(ctx, value)
+        with execution(args, kwargs) as end:
+            end(value := await handler(*args, **kwargs))
         return value
 
     signature = tool.signature
     if signature is not None:
         signature = replace(signature, takes=(*signature.takes, Taken(CONTEXT, is_context=True)))
-    return replace(tool, handler=performed_async if awaited else performed, signature=signature, isolation="thread")
+    return replace(tool, handler=performed_async if inspect.iscoroutinefunction(handler) else performed, signature=signature, isolation="thread")
 
 
 def arguments_shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
