@@ -3,7 +3,7 @@
 Apart from the stores, because a fork points at its parent and copies nothing: whoever reads a run asks here, and the stores only know streams.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from refold.events import facts as f
@@ -42,7 +42,7 @@ def ancestors(log: Log, run_id: str) -> list[Stretch]:
     found: list[Stretch] = []
     child, split = run_id, split_of(log, run_id)
     while split is not None:
-        parent = _holder(log, split)
+        parent = _where_parent_is(log, split)
         if parent is None:
             raise OtherHistory(f"run {child} is a fork of {split.parent}, which is not in this store: import it first")
         if parent in (run_id, *(stretch.run_id for stretch in found)):
@@ -52,7 +52,7 @@ def ancestors(log: Log, run_id: str) -> list[Stretch]:
     return found[::-1]
 
 
-def _holder(log: Log, split: f.RunForked) -> str | None:
+def _where_parent_is(log: Log, split: f.RunForked) -> str | None:
     """The run in whose history a fork's parent is found: itself, or the one that was named, which may have been imported without it and hold its records."""
     return next((name for name in (split.parent, split.named) if name is not None and log.head(name) is not None), None)
 
@@ -75,9 +75,12 @@ def splits(log: Log, run_id: str, load: Load) -> list[f.RunForked]:
     for stream, upto in (*ancestors(log, run_id), (run_id, None)):
         rows = log.scan(stream, 0, upto)
         first = next(rows)
-        held = (
-            (first,) if first.type == f.RunForked.TAG else rows if read_line(first.state).run != stream else ()
-        )  # one that was imported holds its parents' records
+        if first.type == f.RunForked.TAG:
+            held: Iterable[Row] = (first,)
+        elif read_line(first.state).run != stream:
+            held = rows  # It was imported, and holds its parents' records.
+        else:
+            held = ()
         facts = (read(row.state, load).fact for row in held if row.type == f.RunForked.TAG)
         found += [fact for fact in facts if isinstance(fact, f.RunForked)]
     return found
