@@ -33,8 +33,8 @@ CREATE_TABLE: Final = """CREATE TABLE stored_events (
     PRIMARY KEY (originator_id, originator_version))"""
 """As the library makes it, but in byte order whatever the language of the database, so that the primary key serves prefixes."""
 CREATE_ORDER: Final = "CREATE UNIQUE INDEX stored_events_notification_id_idx ON stored_events (notification_id)"
-CREATE_STARTED: Final = "CREATE INDEX started_runs ON stored_events (notification_id) WHERE topic IN ('run_started', 'run_continued', 'run_forked')"
-assert all(f"'{topic}'" in CREATE_STARTED for topic in STARTS)
+STARTED: Final = f"topic IN {STARTS}"
+CREATE_STARTED: Final = f"CREATE INDEX started_runs ON stored_events (notification_id) WHERE {STARTED}"
 CREATE_DRIVERS: Final = """CREATE UNLOGGED TABLE drivers (
     run_id text COLLATE "C" PRIMARY KEY, hold bigint NOT NULL, life bigint NOT NULL, who text NOT NULL, since timestamptz NOT NULL, until timestamptz NOT NULL)"""
 """Not logged, because no row in it outlives the server's connections: a commit waits for no disk."""
@@ -53,7 +53,7 @@ DIALECT: Final = Dialect(
     mark="%s",
     topic="topic",
     state="state",
-    started="stored_events WHERE topic IN ('run_started', 'run_continued', 'run_forked')",
+    started=f"stored_events WHERE {STARTED}",
     order="notification_id",
 )
 

@@ -26,6 +26,7 @@ class Dialect(NamedTuple):
     """Where a value is put in."""
     topic: LiteralString
     state: LiteralString
+    """How these columns are read, a text and bytes: a column of SQLite may hold a value of another kind than its own, as in a file that somebody changed."""
     started: LiteralString
     """Where the rows are with which runs begin: a table, and a condition."""
     order: LiteralString
