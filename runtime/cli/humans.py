@@ -27,8 +27,8 @@ TAKE_OVER_S: Final = 1.0
 CANCEL_WAIT_S: Final = 60.0
 """How long `cancel` waits for the driver to end the run."""
 CALL: Final = re.compile(r"(p\.)*t\d+\.\d+")
-DRIVES: Final = ("docs", "model", "base_url", "settings", "max_turns", "max_cost", "timeout", "approve")
-"""Options that only a driver reads; `--agent` and `--docs` also say who checks other arguments, and `--agent` which line to type next."""
+DRIVING: Final = ("docs", "model", "base_url", "settings", "max_turns", "max_cost", "timeout", "approve")
+"""Options that do nothing where nothing is driven, but for `--docs` where other arguments are checked. `--agent` is none of them: it also says which line to type next."""
 
 
 def answer(options: o.Answer) -> int:
@@ -243,8 +243,8 @@ def _taken(options: o.Deciding, store: Store, run_id: RunId, taken: list[Taken])
         for one in decided:
             output.note("\n".join(Page(sys.stderr).paragraphs(in_words(one))))
         return drive_on(options, store, run_id)
-    heard = {"docs"} if isinstance(options, o.Approve) and options.arguments is not None else set()
-    if idle := [spec.names[0] for field, spec in options_of(o.Deciding).items() if field in DRIVES and field not in heard and getattr(options, field)]:
+    read = {"docs"} if isinstance(options, o.Approve) and options.arguments is not None else set()
+    if idle := [spec.names[0] for field, spec in options_of(o.Deciding).items() if field in DRIVING and field not in read and getattr(options, field)]:
         output.note(f"{', '.join(idle)}: without --resume nothing is driven, so it had no effect")
     if options.json:
         output.document(decided if len(decided) != 1 else decided[0])
