@@ -4,7 +4,7 @@ Needs no test framework: any test, and any program, can hold a log against it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby, pairwise
 
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp, data_of
@@ -84,7 +84,7 @@ def _derivation_breaches(records: Sequence[Record]) -> Iterator[str]:
     """With every derived record deleted, deciding again gives the same batches."""
     run = empty(records[0].run)
     batches = [list(grouped) for _, grouped in groupby(records, key=lambda record: record.batch)]
-    for whole, behind in zip_longest(batches, batches[1:], fillvalue=list[Record]()):
+    for whole, behind in pairwise([*batches, []]):
         batch, first = whole[0].batch, whole[0]
         if isinstance(first.fact, f.RunForked):
             run = replace(run, id=first.run)

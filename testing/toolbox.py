@@ -5,14 +5,15 @@ Apart from the moves, because it is what users replace when they point the machi
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, Literal
 
 from hypothesis import strategies as st
 
 from refold.events import facts as f
 from refold.events.chain import signature_of
 from refold.events.settings import Context
-from refold.events.words import Effect, Kind
+from refold.events.words import Effect
 from refold.fsm.guards import ASK_USER
 from refold.runtime.agent import Agent
 from refold.testing.strategies import contexts
@@ -40,9 +41,9 @@ def toolbox_of(agent: Agent) -> Toolbox:
     return Toolbox(tools=agent.declared().tools, check=check)
 
 
-def _plain(name: str, effect: Effect, approval: str = "never", repeatable: bool = False) -> f.ToolSetup:
+def _plain(name: str, effect: Effect, approval: Literal["never", "always"] = "never", repeatable: bool = False) -> f.ToolSetup:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
-    return f.ToolSetup(name=name, description="", schema=schema, effect=effect, approval="always" if approval == "always" else "never", repeatable=repeatable)
+    return f.ToolSetup(name=name, description="", schema=schema, effect=effect, approval=approval, repeatable=repeatable)
 
 
 _KIT: Final = (
@@ -60,17 +61,13 @@ def _check_kit(call: f.ProposedCall) -> f.Check:
     signature = signature_of([call.name, call.arguments_text])
     if call.name == ASK_USER:
         return f.Check(call=call.id, arguments=call.arguments_text, signature=signature, effect="read", question="Which year?", repeatable=True)
-    refusal: Kind | None = (
-        "unknown_tool"
-        if tool is None
-        else "invalid_arguments"
-        if call.arguments_text[:1] != "{"
-        else "permission_denied"
-        if "50" in call.arguments_text
-        else None
-    )
-    if tool is None or refusal is not None:
-        return f.Check(call=call.id, kind=refusal or "unknown_tool", message="no", signature=signature, effect="read")
+    refused = partial(f.Check, call=call.id, message="no", signature=signature, effect="read")
+    if tool is None:
+        return refused(kind="unknown_tool")
+    if call.arguments_text[:1] != "{":
+        return refused(kind="invalid_arguments")
+    if "50" in call.arguments_text:
+        return refused(kind="permission_denied")
     needed = tool.approval == "always"
     digest = signature_of(["approval", signature]) if needed else None
     return f.Check(
