@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 import tomllib
@@ -113,6 +114,16 @@ def test_the_packages_are_the_folders_on_the_disk() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     on_disk = {"refold", *("refold." + name(path.parent).replace("/", ".") for path in sources())}
     assert set(declared) == on_disk
+
+
+@pytest.mark.checkout
+def test_the_tree_in_the_readme_names_every_module_in_its_folder() -> None:
+    # given the tree, a folder from each line that begins with one
+    drawn = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The tree\n")[2].partition("\n## ")[0]
+    shown = {folder: set(re.findall(r"\w+\.py", text)) for folder, text in re.findall(r"^(\w+)/(.*(?:\n .*)*)", drawn, re.MULTILINE)}
+    # then it has the modules of each folder, but for the drawings, which are known by what comes out
+    for folder in set(LAYERS) - {"diagrams"}:
+        assert shown[folder] == {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py"}, folder
 
 
 @pytest.mark.checkout
