@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from refold.events.words import RunId
+from refold.projections.revisions import SUPPORTED
 from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, UNAVAILABLE, Refused
@@ -118,8 +119,13 @@ def cancel(options: o.Cancel) -> int:
     with opened(options) as store:
         run_id = store.find(options.run)
         taken = store.cancel_sync(run_id, options.reason, command_id=command_id)
-        status = _ended(store, run_id, command_id, 0 if options.no_wait else CANCEL_WAIT_S)
         run = store.journal(run_id).run
+        if run.ended is None and run.begun.engine not in SUPPORTED:
+            raise Refused(
+                f"the cancellation is in the log of run {run_id}, but this version does not know its rules (engine {run.begun.engine}): a driver of the version that made it ends it",
+                UNAVAILABLE,
+            )
+        status = _ended(store, run_id, command_id, 0 if options.no_wait else CANCEL_WAIT_S)
     if status is None and not options.no_wait:
         raise Refused(
             f"the cancellation is in the log of run {run_id}, but its driver did not end it within {CANCEL_WAIT_S:.0f} s; whoever drives it next does: {to_drive(options, 'resume', run)}",
