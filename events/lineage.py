@@ -74,7 +74,9 @@ def splits(log: Log, run_id: str, load: Load) -> list[f.RunForked]:
     found: list[f.RunForked] = []
     for stream, upto in (*ancestors(log, run_id), (run_id, None)):
         rows = log.scan(stream, 0, upto)
-        first = next(rows)
+        first = next(rows, None)
+        if first is None:
+            continue  # all of this stretch is its parents'
         if first.type == f.RunForked.TAG:
             held: Iterable[Row] = (first,)
         elif read_line(first.state).run != stream:

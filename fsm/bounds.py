@@ -32,7 +32,7 @@ def iterations_are_bounded(history: History) -> Signs:
                 most = history.settings.budgets.max_tool_calls
                 if attempt > retries.get(call, 0) + 1:
                     yield broken(record.position, f"{call}: attempt {attempt} at {record.position}, and {retries.get(call, 0) + 1} are allowed")
-                elif most is not None and sums.calls > most:
+                elif most is not None and sums.calls > most and sums.started[call] == 1:  # what was begun before may be begun again
                     yield broken(record.position, f"{call}: call {sums.calls} of {most} at {record.position}")
             case f.CallsChecked(checks=checks):
                 retries = {check.call: check.retries for check in checks}

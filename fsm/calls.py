@@ -48,9 +48,7 @@ def _refusal(run: Run, call: Call, check: f.Check, performing: int, seen: int, r
         return f.ToolRejected(call=call.id, kind="limit_reached", message="this was the last turn, for the answer alone; no tool runs any more")
     left = limits.tool_calls_left(run)
     if left is not None and call.name != ASK_USER and performing >= left:
-        return f.ToolRejected(
-            call=call.id, kind="limit_reached", message=f"the limit of {run.budgets.max_tool_calls} tool calls is reached; answer with what you have"
-        )
+        return f.ToolRejected(call=call.id, kind="limit_reached", message=_no_more(run))
     if repeats is not None:
         message = f"the last {repeats} decisions repeat; the run ends here. A tool that may repeat is declared with repeatable=True"
         return f.DuplicateActionBlocked(call=call.id, times=run.policy.cycle_repeats, message=message)
@@ -59,6 +57,10 @@ def _refusal(run: Run, call: Call, check: f.Check, performing: int, seen: int, r
         return None
     message = f"{call.name} already ran {times} time{'s' * (times != 1)} with these arguments, and nothing has changed since: change the plan. A tool that may repeat is declared with repeatable=True"
     return f.DuplicateActionBlocked(call=call.id, times=times, message=message)
+
+
+def _no_more(run: Run) -> str:
+    return f"the limit of {run.budgets.max_tool_calls} tool calls is reached; answer with what you have"
 
 
 def _again(run: Run) -> str:
@@ -103,6 +105,8 @@ def executing(run: Run, stamp: Stamp) -> f.Derived | None:
             continue
         if closing is not None:
             return f.ToolClosed(call=call.id, kind=closing[0], message=_why(run, call, closing[1]))
+        if call.name != ASK_USER and call.phase in ("accepted", "waiting", "ready") and not call.attempt and limits.tool_calls_left(run) == 0:
+            return f.ToolClosed(call=call.id, kind="limit_reached", message=_no_more(run))  # a fork may have been given fewer than were accepted
         if call.phase == "accepted" and (asked := _ask(run, call, stamp)) is not None:
             return asked
     ready = next((call for call in run.calls if call.phase in ("accepted", "ready", "retrying", "unknown")), None)

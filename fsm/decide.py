@@ -196,6 +196,8 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
 def _made_anew(run: Run, stamp: Stamp) -> f.Derived:
     """The request that was open where a fork begins, as the fork's own: under its number, with what its settings and edits make of it."""
     assert run.request is not None
+    if run.cancel is not None:
+        return answers.cancelled(run.cancel)
     unasked = forking.unasked(run)
     if (exceeded := limits.first_exceeded(EDGES["injecting_tool_results"]["model_requested"].limits, unasked, stamp)) is not None:
         return _stopped(exceeded)

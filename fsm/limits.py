@@ -125,7 +125,7 @@ def estimated_input(run: Run) -> int:
 
 def _calibrated_input(run: Run) -> int:
     """The same at the rate that the provider counts at."""
-    if run.request is not None:  # another attempt at the same
+    if run.request is not None and run.asked != "inherited":  # another attempt at the same; a fork makes its parent's request as its own
         return run.request.estimated_input_tokens
     return context.tokens(run, context.next_size(run))
 

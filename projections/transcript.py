@@ -55,7 +55,7 @@ class Transcript:
             case ModelRequested() if before.state != "streaming_model":
                 self._shown += [(new.message,) for new in context.news(before)]
             case RunForked():
-                self._fork(before, fact)
+                self._fork(before, fact, after)
             case ContextCompacted() if not fact.error:
                 self.summaries.append(fact)
             case ContextChosen(instead=instead):
@@ -65,13 +65,13 @@ class Transcript:
             case _:
                 pass
 
-    def _fork(self, before: Run, fact: RunForked) -> None:
+    def _fork(self, before: Run, fact: RunForked, after: Run) -> None:
         """Results that were edited are shown and kept as they are now; a message may go into the request that is open."""
         edited = {edit.call: forking.message_of(edit) for edit in fact.edits}
         self.messages = [edited.get(message.call_id, message) for message in self.messages]  # type: ignore[call-overload]
         for edit in fact.edits:
             if edit.place is not None:
-                self._shown[edit.place] = (forking.as_shown(before, edit),)
+                self._shown[edit.place] = (forking.as_shown(after, edit),)
         if fact.message and forking.goes_into_open_request(before):
             self.messages.append(user(fact.message))
             self._shown.append((user(fact.message),))

@@ -85,11 +85,11 @@ class Consults:
 
     def void(self, run: Run) -> tuple[f.ApprovalDenied, ...]:
         """Denials of the approvals that are asked for, or given and not used yet, under another rule or schema than today's: what a human saw is not what would run."""
-        return tuple(_denied(call, why) for call in run.calls if _is_asked_for(call) and (why := self._objection(call)))
+        return tuple(_denied(call, why) for call in run.calls if call.deniable and (why := self._objection(call)))
 
     def in_vain(self, run: Run) -> tuple[f.ApprovalDenied, ...]:
         """Denials of those whose tool is not there, as in a fork by another agent: nothing would run, whatever a human says."""
-        return tuple(_denied(call, self._unknown(call.name)) for call in run.calls if _is_asked_for(call) and call.name not in self.tools)
+        return tuple(_denied(call, self._unknown(call.name)) for call in run.calls if call.deniable and call.name not in self.tools)
 
     def _objection(self, call: Call) -> str:
         """Why an approval of a call does not count; empty where today's code would ask a human for just that, or for nothing."""
@@ -148,11 +148,6 @@ class Consults:
             except BaseException as error:  # noqa: BLE001 - user code: whatever it raises, SystemExit too, rejects the answer
                 return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints), error=f"the validator {name} failed: {describe(error)}")
         return f.AnswerChecked(validators=tuple(names), complaints=tuple(complaints[:COMPLAINTS_MAX]))
-
-
-def _is_asked_for(call: Call) -> bool:
-    """Whether a human is asked to allow a call, or has allowed it and it was not begun."""
-    return call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))
 
 
 def _denied(call: Call, why: str) -> f.ApprovalDenied:

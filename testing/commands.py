@@ -88,7 +88,7 @@ def denied(it: Choice) -> Sequence[f.Input]:
 
 
 def deniable(run: Run) -> list[Call]:
-    return [call for call in run.calls if call.approval is not None and (call.phase == "waiting" or (call.phase == "ready" and call.grant is not None))]
+    return [call for call in run.calls if call.deniable]
 
 
 def superseded(it: Choice) -> Sequence[f.Input]:

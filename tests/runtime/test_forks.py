@@ -168,6 +168,21 @@ def test_an_imported_fork_is_forked_where_it_is_still_its_parent(store: Store) -
         sound(elsewhere, run.id)
 
 
+def test_forks_of_a_fork_of_an_imported_fork_go_on(store: Store) -> None:
+    # given a fork that was imported without its parent, and a fork of that where its records are still the parent's
+    at = [record.position for record in store.read("parent") if record.type == "tool_results_injected"]
+    agent({"text": "Done."}).fork_sync("parent", at[1], store=store, new_id="first")
+    elsewhere = open_store("memory:")
+    import_file(elsewhere, parse(b"".join(export_lines(store, "first")), "export"))
+    agent(call("send", to="eve"), {"text": "Done."}).fork_sync("first", at[0], store=elsewhere, new_id="second")
+    # when that is forked where its records are the parent's too
+    run = agent(call("send", to="fay"), {"text": "Done."}).fork_sync("second", at[0], store=elsewhere, new_id="third")
+    # then it goes on, as the same place of the parent
+    assert run.run.forked_from == "parent"
+    assert run.status in ("completed", "waiting_for_user")
+    sound(elsewhere, "third")
+
+
 def test_the_same_business_key_is_the_same_act(store: Store) -> None:
     # given a tool that names its act, and a run that did it
     done: list[str] = []
