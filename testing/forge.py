@@ -3,12 +3,12 @@
 For tests of what must notice them: the audit, the fold, whatever reads logs of strangers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from refold.events import facts as f
-from refold.events.chain import NOTHING
+from refold.events.chain import MARK, NOTHING, close
 from refold.events.codec import Edge, Record, Stamp, write
 from refold.events.words import RunId, State
 from refold.fsm.machine import EDGES
@@ -47,3 +47,14 @@ def forge(steps: Sequence[f.Fact | Forged], run_id: str = "forged", *, at: int =
         records.append(record)
         state, before = target, fact
     return records
+
+
+def rewritten(rows: Iterable[tuple[int, bytes]], position: int, change: Callable[[bytes], bytes]) -> list[tuple[int, bytes]]:
+    """Rows of which one says something else, changed by somebody who can compute digests: every record behind it is chained anew."""
+    made: list[tuple[int, bytes]] = []
+    before = NOTHING
+    for n, stored in rows:
+        body = stored.rpartition(MARK)[0]
+        changed, before = close((change(body) if n == position else body) + b"}", before)
+        made.append((n, changed))
+    return made

@@ -3,7 +3,7 @@
 For tests of the rules, where no model, no tool and no clock should be in the way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -16,6 +16,8 @@ from refold.events.words import CallId, Digest, Effect, Kind, RunId, StopReason
 from refold.fsm.audit import Audit, audit_rows
 from refold.fsm.decide import decide
 from refold.fsm.machine import empty, step
+from refold.fsm.replay import Ask, Derived, replay_rows
+from refold.fsm.whatif import WhatIf, what_if
 from refold.projections.revisions import ENGINE
 from refold.projections.run import Run, replace
 
@@ -212,9 +214,22 @@ class Trajectory:
     def rows(self) -> list[tuple[int, bytes]]:
         return [(record.position, record.stored) for record in self.records]
 
+    def position_of(self, place: str) -> int:
+        """Where a fact stands: `retry_scheduled`, or `retry_scheduled 3` for the third one."""
+        tag, _, nth = place.partition(" ")
+        return [record.position for record in self.records if record.type == tag][int(nth or 1) - 1]
+
     def found(self, tag: str) -> Any:
         """The last fact of this tag in the last batch."""
         return next(fact for fact in reversed(self.last) if tag == fact.TAG)
 
     def audit(self) -> Audit:
         return audit_rows(self.id, self.rows, self.payloads.__getitem__)
+
+    def replay(self, rows: Iterable[tuple[int, bytes]] | None = None) -> Derived:
+        """The run derived again, or what is derived where its rows are these."""
+        return replay_rows(self.id, self.rows if rows is None else rows, self.payloads.__getitem__)
+
+    def what_if(self, changes: Mapping[str, Any], ask: Ask | None = None) -> WhatIf:
+        """What would have been decided otherwise under other settings, and by an agent that says something else."""
+        return what_if(self.id, self.rows, self.payloads.__getitem__, changes, ask)
