@@ -14,14 +14,22 @@ from refold.testing.trajectory import Act, Trajectory
 Start = Callable[..., Trajectory]
 
 
+USAGE = f.Usage(input_tokens=100, output_tokens=10, cost_usd="0.001")
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Begins a run; the arguments are those of `Trajectory.start`."""
+    """Begins a run; the arguments are those of `Trajectory.start`. With `turns` it has so many of one call each, none like another, and then an answer."""
     played: list[Trajectory] = []
 
-    def begin(**arguments: Any) -> Trajectory:
+    def begin(*, turns: int = 0, **arguments: Any) -> Trajectory:
         run = Trajectory().start(**arguments)
         played.append(run)
+        for n in range(1, turns + 1):
+            run.calls(Act("look", f'{{"at":"{n}"}}'), usage=USAGE)
+            run.succeed(f"t{n}.1")
+        if turns:
+            run.answer(usage=USAGE)
         return run
 
     yield begin

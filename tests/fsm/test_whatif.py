@@ -1,36 +1,23 @@
 """What would have been decided otherwise: under other limits and policies, at which position, why, and how far the recording proves it."""
 
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
 
 from refold.events import facts as f
-from refold.events.codec import read
 from refold.events.settings import Budgets, Context, Policy
 from refold.fsm.whatif import Change, Saved, WhatIf, what_if
-from refold.runtime.journal import loader
-from refold.runtime.transfer import parse
-from refold.testing.machine import RUN, RunMachine
 from refold.testing.trajectory import Act, Trajectory
 
 Start = Callable[..., Trajectory]
 
-LOGS = sorted((Path(__file__).parents[1] / "logs").glob("v*/*.jsonl"))
 LOOK = Act("look", '{"at":"north"}')
 SOUTH = Act("look", '{"at":"south"}')
 SEND = Act("send", effect="side_effect", approval=True)
 PAY = Act("pay", effect="side_effect")
 PLAIN = Policy(wrap_up=False)
-USAGE = f.Usage(input_tokens=100, output_tokens=10, cost_usd="0.001")
-
-
-def under(run: Trajectory, changes: dict[str, Any], ask: Any = None) -> WhatIf:
-    return what_if(run.id, run.rows, run.payloads.__getitem__, changes, ask)
 
 
 def first(told: WhatIf) -> Change:
@@ -39,56 +26,6 @@ def first(told: WhatIf) -> Change:
 
 def brief(told: WhatIf) -> tuple[str, Any, Any]:
     return told.verdict, first(told).recorded, first(told).derived
-
-
-def position_of(run: Trajectory, tag: str, nth: int = 0) -> int:
-    return [record.position for record in run.records if record.type == tag][nth]
-
-
-def turns(run: Trajectory, count: int, usage: f.Usage | None = USAGE) -> Trajectory:
-    """So many turns of one call each, none like another, then an answer."""
-    for n in range(1, count + 1):
-        run.calls(Act("look", f'{{"at":"{n}"}}'), usage=usage)
-        run.succeed(f"t{n}.1")
-    run.answer(usage=usage)
-    return run
-
-
-def as_it_was(setup: f.Setup) -> dict[str, Any]:
-    """Every setting of a run, set to what it was."""
-    parts = {"budgets": setup.budgets, "policy": setup.policy} | ({"context": setup.context} if setup.context is not None else {})
-    return {f"{section}.{name}": value for section, part in parts.items() for name, value in asdict(part).items()}
-
-
-# -- nothing is changed
-
-
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_settings_that_a_golden_log_had_change_nothing_of_it(path: Path) -> None:
-    export = parse(path.read_bytes(), path.name)
-    records = [read(stored, export.load) for _, stored in export.rows]
-    begun = records[0].fact
-    assert isinstance(begun, f.RunStarted | f.RunContinued)
-    forked = any(isinstance(record.fact, f.RunForked) for record in records)  # it has other settings than its parent had
-    told = what_if(export.run_id, export.rows, export.load, {} if forked else as_it_was(begun.setup))
-    assert (told.verdict, told.changes, told.horizon, told.assumed) == ("unaffected", (), None, ())
-
-
-class Unchanged(RunMachine):
-    """At the end of every example the run is decided again under its own settings."""
-
-    def teardown(self) -> None:
-        super().teardown()
-        if not self.records:
-            return
-        rows = [(row.position, row.state) for row in self.log.read(RUN)]
-        load = loader(self.log, RUN, many=True)
-        told = what_if(RUN, rows, load, as_it_was(self.folded.begun))
-        assert (told.verdict, told.changes) == ("unaffected", ()), told
-
-
-TestUnchanged = Unchanged.TestCase
-TestUnchanged.settings = settings(stateful_step_count=20)
 
 
 # -- limits
@@ -104,9 +41,9 @@ TestUnchanged.settings = settings(stateful_step_count=20)
 )
 def test_a_limit_that_is_met_sooner_ends_the_run_there_and_the_rest_is_saved(start: Start, changes: dict[str, Any], reason: str) -> None:
     # given a run of four turns, each of which took 110 tokens
-    run = turns(start(policy=PLAIN), 3)
+    run = start(policy=PLAIN, turns=3)
     # when it is decided again under a limit
-    told = under(run, changes)
+    told = run.what_if(changes)
     # then it ends in place of a request, and what came after is saved
     assert brief(told) == ("would stop earlier", "model_requested", "run_stopped")
     assert reason in first(told).because
@@ -117,8 +54,8 @@ def test_a_limit_that_is_met_sooner_ends_the_run_there_and_the_rest_is_saved(sta
 
 
 def test_money_that_is_spent_by_a_response_lets_none_of_its_calls_run(start: Start) -> None:
-    run = turns(start(policy=PLAIN), 3)
-    told = under(run, {"budgets.max_cost_usd": "0.0015"})
+    run = start(policy=PLAIN, turns=3)
+    told = run.what_if({"budgets.max_cost_usd": "0.0015"})
     assert brief(told) == ("would stop earlier", "tool_started", "tool_closed")
     assert [change.derived for change in told.changes] == ["tool_closed", "run_stopped"]
     assert "budgets.max_cost_usd=0.0015 (was 1) (max_cost_usd)" in first(told).because
@@ -126,16 +63,16 @@ def test_money_that_is_spent_by_a_response_lets_none_of_its_calls_run(start: Sta
 
 
 def test_a_last_turn_that_is_asked_for_sooner_is_the_end_and_counts_as_it_was_recorded(start: Start) -> None:
-    run = turns(start(), 3)
-    told = under(run, {"budgets.max_turns": 2})
+    run = start(turns=3)
+    told = run.what_if({"budgets.max_turns": 2})
     assert (told.verdict, first(told).field, told.saved) == ("would stop earlier", "data.wrap_up", Saved(turns=2, tokens=220, cost_usd="0.002"))
     assert first(told).because.startswith("budgets.max_turns=2 (was 12)")
-    assert told.horizon == position_of(run, "model_requested", 1)
+    assert told.horizon == run.position_of("model_requested 2")
 
 
 def test_a_last_turn_where_the_recorded_run_ended_anyway_only_looks_different_to_the_model(start: Start) -> None:
-    run = turns(start(), 1)
-    told = under(run, {"budgets.max_turns": 2})
+    run = start(turns=1)
+    told = run.what_if({"budgets.max_turns": 2})
     assert (told.verdict, told.saved) == ("would show the model something else", None)
 
 
@@ -143,17 +80,17 @@ def test_active_time_that_is_up_while_the_model_answers_cuts_the_answer(start: S
     # given an answer that took two seconds
     run = start()
     run.tell(f.FinalProposed(text="Done.", elapsed_us=2_000_000), f.AnswerChecked())
-    told = under(run, {"budgets.timeout_s": 1})
+    told = run.what_if({"budgets.timeout_s": 1})
     assert (told.verdict, told.saved) == ("would stop earlier", Saved(turns=0, tokens=0, cost_usd="0"))
     assert "budgets.timeout_s=1 (was 120) (timeout_s)" in first(told).because
-    assert under(run, {"budgets.timeout_s": 3}).verdict == "unaffected"
+    assert run.what_if({"budgets.timeout_s": 3}).verdict == "unaffected"
 
 
 def test_active_time_that_is_up_while_a_tool_runs_ends_the_run(start: Start) -> None:
     run = start()
     run.calls(LOOK)
     run.succeed("t1.1", elapsed_us=2_000_000)
-    told = under(run, {"budgets.timeout_s": 1})
+    told = run.what_if({"budgets.timeout_s": 1})
     assert brief(told) == ("would stop earlier", "model_requested", "run_stopped")
 
 
@@ -161,8 +98,8 @@ def test_a_report_on_the_way_that_goes_beyond_a_limit_cuts_the_stream_there(star
     run = start()
     run.tell(f.UsageUpdated(usage=f.Usage(input_tokens=900, output_tokens=200)))
     run.answer(usage=f.Usage(input_tokens=900, output_tokens=300))
-    told = under(run, {"budgets.max_tokens": 1_000})
-    assert (told.verdict, told.horizon) == ("would stop earlier", position_of(run, "usage_updated"))
+    told = run.what_if({"budgets.max_tokens": 1_000})
+    assert (told.verdict, told.horizon) == ("would stop earlier", run.position_of("usage_updated"))
     assert told.saved == Saved(turns=0, tokens=100, cost_usd="0")
 
 
@@ -172,7 +109,7 @@ def test_fewer_calls_refuse_the_later_ones(start: Start) -> None:
     run.succeed("t1.1")
     run.succeed("t1.2")
     run.answer()
-    told = under(run, {"budgets.max_tool_calls": 1})
+    told = run.what_if({"budgets.max_tool_calls": 1})
     assert brief(told) == ("would be rejected", "tool_calls_accepted", "tool_rejected")
     assert (first(told).call_id, told.saved) == ("t1.2", None)
     assert "budgets.max_tool_calls=1 (was 48) (limit_reached)" in first(told).because
@@ -197,14 +134,14 @@ def test_a_lower_output_limit_is_only_asked_for_so_that_behind_a_longer_answer_n
     broke.tell(f.ModelFailed(error=f.ErrorInfo(type="stream_broken", message="it broke", retryable=True), usage=usage))
     for run, tag in ((answered, "final_proposed"), (called, "tool_calls_requested"), (cut, "model_interrupted"), (broke, "model_failed")):
         # then a limit above it changes nothing, and below it is for the model to say
-        assert under(run, {"budgets.max_output_tokens": 500}).verdict == "unaffected"
-        assert ended_at(run, under(run, {"budgets.max_output_tokens": 499})) == tag
+        assert run.what_if({"budgets.max_output_tokens": 500}).verdict == "unaffected"
+        assert ended_at(run, run.what_if({"budgets.max_output_tokens": 499})) == tag
 
 
 def test_a_higher_output_limit_matters_where_the_answer_was_cut_and_how_is_not_known(start: Start) -> None:
     run = start()
     run.answer(stop_reason="length", usage=f.Usage(input_tokens=10, output_tokens=4_096))
-    assert ended_at(run, under(run, {"budgets.max_output_tokens": 8_000})) == "final_proposed"
+    assert ended_at(run, run.what_if({"budgets.max_output_tokens": 8_000})) == "final_proposed"
 
 
 def test_a_limit_that_is_lifted_lets_the_run_go_on(start: Start) -> None:
@@ -215,11 +152,11 @@ def test_a_limit_that_is_lifted_lets_the_run_go_on(start: Start) -> None:
     cut = start(budgets=Budgets(max_tokens=2_000))
     cut.interrupt("limit", limit="max_tokens", usage=f.Usage(input_tokens=1_000, output_tokens=1_100))
     # when there is more
-    told = under(stopped, {"budgets.max_turns": 5})
+    told = stopped.what_if({"budgets.max_turns": 5})
     # then both go on
     assert brief(told) == ("would go on", "run_stopped", "model_requested")
-    assert under(cut, {"budgets.max_tokens": 9_000}).verdict == "would go on"
-    assert under(cut, {"budgets.max_tokens": 2_050}).verdict == "unaffected"
+    assert cut.what_if({"budgets.max_tokens": 9_000}).verdict == "would go on"
+    assert cut.what_if({"budgets.max_tokens": 2_050}).verdict == "unaffected"
 
 
 # -- policies
@@ -231,7 +168,7 @@ def test_a_policy_that_stops_on_an_error_ends_the_run_with_it(start: Start) -> N
     run.fail("t1.1")
     run.succeed("t1.2")
     run.answer()
-    told = under(run, {"policy.on_tool_error": "stop"})
+    told = run.what_if({"policy.on_tool_error": "stop"})
     # then the rest of the turn is closed, and the run fails
     assert brief(told) == ("would stop earlier", "tool_started", "tool_closed")
     assert [change.derived for change in told.changes] == ["tool_closed", "run_failed"]
@@ -245,7 +182,7 @@ def test_fewer_attempts_at_a_request_end_the_run(start: Start, changes: dict[str
     run = start()
     run.model_fails(retry_after_s=5)
     run.answer()
-    told = under(run, changes)
+    told = run.what_if(changes)
     assert brief(told) == ("would stop earlier", "retry_scheduled", "model_error_observed")
     assert f"policy.{name}" in first(told).because
 
@@ -253,14 +190,14 @@ def test_fewer_attempts_at_a_request_end_the_run(start: Start, changes: dict[str
 def test_more_attempts_at_a_request_go_on_where_it_was_given_up(start: Start) -> None:
     run = start(policy=Policy(max_provider_retries=0))
     run.model_fails()
-    assert brief(under(run, {"policy.max_provider_retries": 1})) == ("would go on", "model_error_observed", "retry_scheduled")
+    assert brief(run.what_if({"policy.max_provider_retries": 1})) == ("would go on", "model_error_observed", "retry_scheduled")
 
 
 def test_fewer_invalid_turns_fail_the_run(start: Start) -> None:
     run = start(policy=PLAIN)
     run.interrupt("invalid")
     run.answer()
-    assert brief(under(run, {"policy.max_model_errors": 0})) == ("would stop earlier", "model_requested", "run_failed")
+    assert brief(run.what_if({"policy.max_model_errors": 0})) == ("would stop earlier", "model_requested", "run_failed")
 
 
 def test_other_attempts_of_a_call_are_those_that_its_tool_left_to_the_policy(start: Start) -> None:
@@ -273,7 +210,7 @@ def test_other_attempts_of_a_call_are_those_that_its_tool_left_to_the_policy(sta
         run.succeed(call)
     run.answer()
     # when nothing is tried again
-    told = under(run, {"policy.max_tool_retries": 0})
+    told = run.what_if({"policy.max_tool_retries": 0})
     # then the first is given up at once
     assert brief(told) == ("would show the model something else", "retry_scheduled", "tool_closed")
     assert first(told).call_id == "t1.1"
@@ -285,9 +222,9 @@ def test_a_call_that_took_longer_than_its_time_would_have_been_given_up(start: S
     run.succeed("t1.1", elapsed_us=3_000_000)
     run.answer()
     # the recorded check says nothing of time, so that the call had as much as it wanted
-    told = under(run, {"policy.tool_timeout_s": 2})
-    assert (told.verdict, told.horizon) == ("would show the model something else", position_of(run, "tool_succeeded"))
-    assert under(run, {"policy.tool_timeout_s": 3}).verdict == "unaffected"
+    told = run.what_if({"policy.tool_timeout_s": 2})
+    assert (told.verdict, told.horizon) == ("would show the model something else", run.position_of("tool_succeeded"))
+    assert run.what_if({"policy.tool_timeout_s": 3}).verdict == "unaffected"
 
 
 def test_a_result_that_is_larger_than_allowed_would_have_been_refused(start: Start) -> None:
@@ -295,8 +232,8 @@ def test_a_result_that_is_larger_than_allowed_would_have_been_refused(start: Sta
     run.calls(LOOK)
     run.succeed("t1.1", "x" * 100)
     run.answer()
-    assert under(run, {"policy.max_result_bytes": 102}).verdict == "unaffected"
-    assert under(run, {"policy.max_result_bytes": 101}).verdict == "would show the model something else"
+    assert run.what_if({"policy.max_result_bytes": 102}).verdict == "unaffected"
+    assert run.what_if({"policy.max_result_bytes": 101}).verdict == "would show the model something else"
 
 
 def test_duplicates_are_blocked_or_let_through(start: Start) -> None:
@@ -308,8 +245,8 @@ def test_duplicates_are_blocked_or_let_through(start: Start) -> None:
         run.calls(LOOK)
         run.succeed("t1.1")
         run.calls(LOOK)
-    assert brief(under(twice, {"policy.max_duplicate_actions": 1})) == ("would be rejected", "tool_calls_accepted", "duplicate_action_blocked")
-    assert brief(under(once, {"policy.max_duplicate_actions": 2})) == ("would go on", "duplicate_action_blocked", "tool_calls_accepted")
+    assert brief(twice.what_if({"policy.max_duplicate_actions": 1})) == ("would be rejected", "tool_calls_accepted", "duplicate_action_blocked")
+    assert brief(once.what_if({"policy.max_duplicate_actions": 2})) == ("would go on", "duplicate_action_blocked", "tool_calls_accepted")
 
 
 def test_a_cycle_that_is_seen_sooner_fails_the_run(start: Start) -> None:
@@ -317,7 +254,7 @@ def test_a_cycle_that_is_seen_sooner_fails_the_run(start: Start) -> None:
     for n in (1, 2):
         run.calls(LOOK)
         run.succeed(f"t{n}.1")
-    told = under(run, {"policy.cycle_repeats": 2})
+    told = run.what_if({"policy.cycle_repeats": 2})
     assert (told.verdict, [change.derived for change in told.changes]) == ("would stop earlier", ["duplicate_action_blocked", "run_failed"])
     assert "policy.cycle_repeats=2 (was 3) (cycle)" in first(told).because
 
@@ -325,7 +262,7 @@ def test_a_cycle_that_is_seen_sooner_fails_the_run(start: Start) -> None:
 def test_refusals_end_the_run_or_are_told_to_the_model(start: Start) -> None:
     run = start()
     run.answer(refusal="I will not")
-    told = under(run, {"policy.on_refusal": "observe"})
+    told = run.what_if({"policy.on_refusal": "observe"})
     assert brief(told) == ("would go on", "run_failed", "final_rejected")
     assert "policy.on_refusal" in first(told).because
 
@@ -334,14 +271,14 @@ def test_a_doubt_of_which_the_model_was_told_is_a_question_to_a_human(start: Sta
     run = start()
     run.calls(PAY)
     run.fail("t1.1", "timeout")
-    told = under(run, {"policy.on_doubt": "ask"})
+    told = run.what_if({"policy.on_doubt": "ask"})
     assert brief(told) == ("would ask a human", "tool_closed", "(waits for a human)")
     assert told.horizon == first(told).position
 
 
 def test_wrapping_up_or_not_shows_the_model_something_else(start: Start) -> None:
-    run = turns(start(budgets=Budgets(max_turns=2)), 1)
-    told = under(run, {"policy.wrap_up": False})
+    run = start(budgets=Budgets(max_turns=2), turns=1)
+    told = run.what_if({"policy.wrap_up": False})
     assert (told.verdict, first(told).field) == ("would show the model something else", "data.wrap_up")
 
 
@@ -355,8 +292,8 @@ def test_an_approval_that_came_after_a_shorter_time_counts_for_nothing(start: St
     run.attach()
     run.succeed("t1.1")
     run.answer()
-    assert under(run, {"policy.approval_expiry_s": 4}).verdict == "unaffected"
-    assert brief(under(run, {"policy.approval_expiry_s": 2})) == ("would be rejected", "tool_started", "approval_expired")
+    assert run.what_if({"policy.approval_expiry_s": 4}).verdict == "unaffected"
+    assert brief(run.what_if({"policy.approval_expiry_s": 2})) == ("would be rejected", "tool_started", "approval_expired")
 
 
 @pytest.mark.parametrize(
@@ -371,7 +308,7 @@ def test_what_no_recording_tells_is_assumed_and_said(start: Start, changes: dict
     run.succeed("t1.2")
     run.succeed("t1.1")
     run.answer()
-    told = under(run, changes)
+    told = run.what_if(changes)
     assert told.verdict == "unaffected"
     assert next(iter(changes)) in told.assumed[0]
 
@@ -379,7 +316,7 @@ def test_what_no_recording_tells_is_assumed_and_said(start: Start, changes: dict
 def test_a_model_that_was_given_up_for_its_silence_would_have_been_waited_for(start: Start) -> None:
     run = start()
     run.tell(f.ModelFailed(error=f.ErrorInfo(type="idle_timeout", message="the model was silent", retryable=True)))
-    assert under(run, {"policy.model_idle_timeout_s": 90}).verdict == "would go on"
+    assert run.what_if({"policy.model_idle_timeout_s": 90}).verdict == "would go on"
 
 
 # -- context
@@ -391,8 +328,8 @@ def test_results_that_are_cut_show_the_model_something_else(start: Start, change
     run.calls(LOOK)
     run.succeed("t1.1", "page " * 2_000)
     run.answer()
-    told = under(run, changes)
-    assert (told.verdict, told.horizon) == ("would show the model something else", position_of(run, "model_requested", 1))
+    told = run.what_if(changes)
+    assert (told.verdict, told.horizon) == ("would show the model something else", run.position_of("model_requested 2"))
     assert next(iter(changes)) in first(told).because
 
 
@@ -401,10 +338,10 @@ def test_older_turns_that_give_way_sooner_show_the_model_something_else(start: S
     for n in range(1, 11):
         run.calls(Act("look", f'{{"at":"{n}"}}'))
         run.succeed(f"t{n}.1", "page " * 300)
-    told = under(run, {"context.window_tokens": 1_500})
+    told = run.what_if({"context.window_tokens": 1_500})
     assert told.verdict == "would show the model something else"
     assert first(told).derived == "summary_requested"
-    assert under(run, {"context.keep_turns": 3}).verdict == "unaffected"
+    assert run.what_if({"context.keep_turns": 3}).verdict == "unaffected"
 
 
 def test_a_builder_that_shows_everything_changes_nothing_and_one_that_leaves_out_turns_does(start: Start) -> None:
@@ -413,134 +350,10 @@ def test_a_builder_that_shows_everything_changes_nothing_and_one_that_leaves_out
         run.calls(Act("look", f'{{"at":"{n}"}}'))
         run.succeed(f"t{n}.1")
     run.answer()
-    assert under(run, {"context.relevant_turns": 9}).verdict == "unaffected"
-    told = under(run, {"context.relevant_turns": 1})
+    assert run.what_if({"context.relevant_turns": 9}).verdict == "unaffected"
+    told = run.what_if({"context.relevant_turns": 1})
     assert (told.verdict, first(told).derived) == ("would show the model something else", "context_chosen")
     assert "context.relevant_turns=1 (was none)" in first(told).because
-
-
-# -- the agent's code
-
-
-def checking(**changes: Any) -> Callable[..., Any]:
-    """Today's code of the agent, which says something else of every call that would have been allowed."""
-
-    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
-        return [
-            f.CallsChecked(checks=tuple(msgspec.structs.replace(check, **changes) for check in fact.checks)) if isinstance(fact, f.CallsChecked) else fact
-            for fact in given
-        ]
-
-    return ask
-
-
-def test_a_human_who_would_be_asked_is_taken_to_allow_it_and_the_run_goes_on(start: Start) -> None:
-    # given two turns of one call each
-    run = turns(start(), 2)
-    # when today's code wants every call to be approved
-    told = under(run, {}, checking(approval=True, approval_reason="it is careful now", digest=LOOK.digest))
-    # then both are questions, what is assumed is said, and all of the recording counts
-    assert told.verdict == "would ask a human"
-    assert [(change.call_id, change.recorded, change.derived) for change in told.changes] == [
-        ("t1.1", "tool_started", "approval_requested"),
-        ("t2.1", "tool_started", "approval_requested"),
-    ]
-    assert [change.position for change in told.changes] == [position_of(run, "tool_started", n) for n in (0, 1)]
-    assert told.horizon is None
-    assert told.assumed == ("a human would have allowed look (t1.1)", "a human would have allowed look (t2.1)")
-
-
-def test_what_comes_behind_a_question_is_still_decided_under_the_other_settings(start: Start) -> None:
-    run = turns(start(policy=PLAIN), 3)
-    told = under(run, {"budgets.max_turns": 1}, checking(approval=True, digest=LOOK.digest))
-    assert [change.verdict for change in told.changes] == ["would ask a human", "would stop earlier"]
-    assert (told.verdict, told.horizon, told.saved) == ("would ask a human", position_of(run, "model_requested", 1), None)
-
-
-def test_a_call_that_would_be_refused_today_ends_the_evidence(start: Start) -> None:
-    run = turns(start(), 2)
-    told = under(run, {}, checking(kind="invalid_arguments", message="no such place"))
-    assert brief(told) == ("would be rejected", "tool_calls_accepted", "tool_rejected")
-    assert "the agent's tools" in first(told).because
-    assert "(invalid_arguments): no such place" in first(told).because
-
-
-def test_other_arguments_are_another_act(start: Start) -> None:
-    told = under(turns(start(), 1), {}, checking(arguments='{"at":"west"}'))
-    assert (told.verdict, first(told).field) == ("would act otherwise", "data.checks[0].arguments")
-
-
-def test_a_human_who_would_not_be_asked_and_did_not_answer_in_time(start: Start) -> None:
-    run = start(policy=Policy(approval_expiry_s=1))
-    run.calls(SEND)
-    run.detach()
-    run.now += 2_000_000
-    run.attach()
-    run.answer()
-    told = under(run, {}, checking(approval=False, digest=None))
-    assert (told.verdict, told.horizon) == ("would go on", position_of(run, "approval_expired"))
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_a_human_who_would_not_be_asked_matters_only_where_they_refused(start: Start, allowed: bool) -> None:
-    run = start()
-    run.calls(SEND)
-    run.detach()
-    run.approve("t1.1") if allowed else run.deny("t1.1")
-    run.attach()
-    if allowed:
-        run.succeed("t1.1")
-    run.answer()
-    told = under(run, {}, checking(approval=False, digest=None))
-    assert told.verdict == "would go on"
-    assert told.horizon == (None if allowed else position_of(run, "approval_denied"))
-
-
-@pytest.mark.parametrize(("complaints", "verdict"), [((), "would stop earlier"), (("another word",), "would show the model something else")])
-def test_other_words_of_a_validator(start: Start, complaints: tuple[str, ...], verdict: str) -> None:
-    run = start()
-    run.answer("one", complaints=("no",))
-    run.answer("two")
-
-    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
-        return [f.AnswerChecked(validators=("polite",), complaints=complaints) if isinstance(fact, f.AnswerChecked) else fact for fact in given]
-
-    told = under(run, {}, ask)
-    assert told.verdict == verdict
-    assert "the agent's validators polite" in first(told).because
-
-
-def test_a_claim_that_would_be_turned_down_today(start: Start) -> None:
-    run = start()
-    run.answer()
-
-    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
-        return [f.AnswerChecked(validators=("polite",), complaints=("say please",)) if isinstance(fact, f.AnswerChecked) else fact for fact in given]
-
-    told = under(run, {}, ask)
-    assert brief(told) == ("would be rejected", "run_completed", "final_rejected")
-    assert "(validator): say please" in first(told).because
-
-
-@pytest.mark.parametrize("engine", [1, 2])
-@pytest.mark.parametrize(
-    ("tool", "verdict"),
-    [({"approval": "always"}, "unaffected"), ({"retries": 9}, "unaffected"), ({"schema": {"type": "object"}}, "would show the model something else")],
-)
-def test_what_an_agent_declares_counts_as_far_as_the_model_sees_it(start: Start, engine: int, tool: dict[str, Any], verdict: str) -> None:
-    look = f.ToolSetup(name="look", description="", schema={}, effect="read")
-    run = turns(start(engine=engine, tools=(look,)), 1)
-
-    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
-        today = (msgspec.structs.replace(look, **tool),)
-        return [
-            msgspec.structs.replace(fact, setup=msgspec.structs.replace(fact.setup, tools=today)) if isinstance(fact, f.RunStarted) else fact for fact in given
-        ]
-
-    told = under(run, {}, ask)
-    assert told.verdict == verdict
-    if told.changes:
-        assert (told.horizon, first(told).because.partition(" (")[0]) == (position_of(run, "model_requested"), "the agent's tools")
 
 
 # -- forks
@@ -550,19 +363,18 @@ def test_what_an_agent_declares_counts_as_far_as_the_model_sees_it(start: Start,
 @pytest.mark.parametrize("back", [0, 1, 3])
 def test_a_fork_is_decided_again_from_the_beginning_of_its_parent(start: Start, engine: int, back: int) -> None:
     # given a run that was split off at its second request, where the results are in, or while the call runs; with more turns than its parent had
-    parent = turns(start(policy=PLAIN, engine=engine, budgets=Budgets(max_turns=9)), 2)
-    fork = parent.fork("other", position_of(parent, "model_requested", 1) - back, changes={"budgets.max_turns": 7})
+    parent = start(policy=PLAIN, engine=engine, budgets=Budgets(max_turns=9), turns=2)
+    fork = parent.fork("other", parent.position_of("model_requested 2") - back, changes={"budgets.max_turns": 7})
     if back == 3:
         fork.succeed("t1.1")
     fork.calls(Act("look", '{"at":"elsewhere"}'))
     fork.succeed("t2.1")
     fork.answer()
-    # when it is decided again under what it had, and under other limits
-    assert under(fork, as_it_was(fork.run.begun)).verdict == "unaffected"
-    assert under(fork, {"budgets.max_turns": 50}).verdict == "unaffected"
+    # when it is decided again under other limits
+    assert fork.what_if({"budgets.max_turns": 50}).verdict == "unaffected"
     # then a limit is met in the parent's part as in its own, in place of what its own settings say
     for limit in (1, 2):
-        told = under(fork, {"budgets.max_turns": limit})
+        told = fork.what_if({"budgets.max_turns": limit})
         assert (told.verdict, first(told).turn) == ("would stop earlier", limit + 1)
     assert "(was 7)" in first(told).because
 
@@ -571,7 +383,7 @@ def test_a_fork_is_decided_again_from_the_beginning_of_its_parent(start: Start, 
 
 
 def test_a_recording_that_cannot_be_followed_is_believed_up_to_there(start: Start) -> None:
-    run = turns(start(policy=PLAIN), 3)
+    run = start(policy=PLAIN, turns=3)
     broken = [*run.rows[:12], (13, b"{}"), *run.rows[13:]]
     assert what_if(run.id, broken, run.payloads.__getitem__, {"budgets.max_turns": 99}).verdict == "cannot be told"
     # what would have come before is told all the same

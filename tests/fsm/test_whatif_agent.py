@@ -1,0 +1,138 @@
+"""What an agent of today would have decided otherwise: its tools, its schemas and its validators are asked again about what was recorded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from refold.events import facts as f
+from refold.events.settings import Policy
+from refold.testing.trajectory import Act, Trajectory
+
+Start = Callable[..., Trajectory]
+
+LOOK = Act("look", '{"at":"north"}')
+SEND = Act("send", effect="side_effect", approval=True)
+PLAIN = Policy(wrap_up=False)
+
+
+def checking(**changes: Any) -> Callable[..., Any]:
+    """Today's code of the agent, which says something else of every call that would have been allowed."""
+
+    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
+        return [
+            f.CallsChecked(checks=tuple(msgspec.structs.replace(check, **changes) for check in fact.checks)) if isinstance(fact, f.CallsChecked) else fact
+            for fact in given
+        ]
+
+    return ask
+
+
+def test_a_human_who_would_be_asked_is_taken_to_allow_it_and_the_run_goes_on(start: Start) -> None:
+    # given two turns of one call each
+    run = start(turns=2)
+    # when today's code wants every call to be approved
+    told = run.what_if({}, checking(approval=True, approval_reason="it is careful now", digest=LOOK.digest))
+    # then both are questions, what is assumed is said, and all of the recording counts
+    assert told.verdict == "would ask a human"
+    assert [(change.call_id, change.recorded, change.derived) for change in told.changes] == [
+        ("t1.1", "tool_started", "approval_requested"),
+        ("t2.1", "tool_started", "approval_requested"),
+    ]
+    assert [change.position for change in told.changes] == [run.position_of("tool_started"), run.position_of("tool_started 2")]
+    assert told.horizon is None
+    assert told.assumed == ("a human would have allowed look (t1.1)", "a human would have allowed look (t2.1)")
+
+
+def test_what_comes_behind_a_question_is_still_decided_under_the_other_settings(start: Start) -> None:
+    run = start(policy=PLAIN, turns=3)
+    told = run.what_if({"budgets.max_turns": 1}, checking(approval=True, digest=LOOK.digest))
+    assert [change.verdict for change in told.changes] == ["would ask a human", "would stop earlier"]
+    assert (told.verdict, told.horizon, told.saved) == ("would ask a human", run.position_of("model_requested 2"), None)
+
+
+def test_a_call_that_would_be_refused_today_ends_the_evidence(start: Start) -> None:
+    run = start(turns=2)
+    told = run.what_if({}, checking(kind="invalid_arguments", message="no such place"))
+    assert (told.verdict, told.changes[0].recorded, told.changes[0].derived) == ("would be rejected", "tool_calls_accepted", "tool_rejected")
+    assert "the agent's tools" in told.changes[0].because
+    assert "(invalid_arguments): no such place" in told.changes[0].because
+
+
+def test_other_arguments_are_another_act(start: Start) -> None:
+    told = start(turns=1).what_if({}, checking(arguments='{"at":"west"}'))
+    assert (told.verdict, told.changes[0].field) == ("would act otherwise", "data.checks[0].arguments")
+
+
+def test_a_human_who_would_not_be_asked_and_did_not_answer_in_time(start: Start) -> None:
+    run = start(policy=Policy(approval_expiry_s=1))
+    run.calls(SEND)
+    run.detach()
+    run.now += 2_000_000
+    run.attach()
+    run.answer()
+    told = run.what_if({}, checking(approval=False, digest=None))
+    assert (told.verdict, told.horizon) == ("would go on", run.position_of("approval_expired"))
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_human_who_would_not_be_asked_matters_only_where_they_refused(start: Start, allowed: bool) -> None:
+    run = start()
+    run.calls(SEND)
+    run.detach()
+    run.approve("t1.1") if allowed else run.deny("t1.1")
+    run.attach()
+    if allowed:
+        run.succeed("t1.1")
+    run.answer()
+    told = run.what_if({}, checking(approval=False, digest=None))
+    assert told.verdict == "would go on"
+    assert told.horizon == (None if allowed else run.position_of("approval_denied"))
+
+
+@pytest.mark.parametrize(("complaints", "verdict"), [((), "would stop earlier"), (("another word",), "would show the model something else")])
+def test_other_words_of_a_validator(start: Start, complaints: tuple[str, ...], verdict: str) -> None:
+    run = start()
+    run.answer("one", complaints=("no",))
+    run.answer("two")
+
+    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
+        return [f.AnswerChecked(validators=("polite",), complaints=complaints) if isinstance(fact, f.AnswerChecked) else fact for fact in given]
+
+    told = run.what_if({}, ask)
+    assert told.verdict == verdict
+    assert "the agent's validators polite" in told.changes[0].because
+
+
+def test_a_claim_that_would_be_turned_down_today(start: Start) -> None:
+    run = start()
+    run.answer()
+
+    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
+        return [f.AnswerChecked(validators=("polite",), complaints=("say please",)) if isinstance(fact, f.AnswerChecked) else fact for fact in given]
+
+    told = run.what_if({}, ask)
+    assert (told.verdict, told.changes[0].recorded, told.changes[0].derived) == ("would be rejected", "run_completed", "final_rejected")
+    assert "(validator): say please" in told.changes[0].because
+
+
+@pytest.mark.parametrize("engine", [1, 2])
+@pytest.mark.parametrize(
+    ("tool", "verdict"),
+    [({"approval": "always"}, "unaffected"), ({"retries": 9}, "unaffected"), ({"schema": {"type": "object"}}, "would show the model something else")],
+)
+def test_what_an_agent_declares_counts_as_far_as_the_model_sees_it(start: Start, engine: int, tool: dict[str, Any], verdict: str) -> None:
+    look = f.ToolSetup(name="look", description="", schema={}, effect="read")
+    run = start(engine=engine, tools=(look,), turns=1)
+
+    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
+        today = (msgspec.structs.replace(look, **tool),)
+        return [
+            msgspec.structs.replace(fact, setup=msgspec.structs.replace(fact.setup, tools=today)) if isinstance(fact, f.RunStarted) else fact for fact in given
+        ]
+
+    told = run.what_if({}, ask)
+    assert told.verdict == verdict
+    if told.changes:
+        assert (told.horizon, told.changes[0].because.partition(" (")[0]) == (run.position_of("model_requested"), "the agent's tools")
