@@ -1,8 +1,9 @@
-"""What the tests of providers share: a server on this machine, and what real providers answered, where that is at hand.
+"""What the tests of providers share: a server on this machine, one that speaks Chat Completions, and what real providers answered, where that is at hand.
 
 The recordings are no part of this repository. They are looked for in the folder that REFOLD_RECORDINGS names, else beside the checkout; without them their tests are skipped.
 """
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,10 @@ from typing import Any
 import pytest
 
 import refold
+from refold.projections.messages import Message, user
+from refold.runtime import models, ports as p
+from refold.runtime.assemble import Assembler
+from refold.testing import strict
 from refold.testing.loopback import Loopback, Reply
 from refold.testing.replies import APIS, Api
 
@@ -28,6 +33,49 @@ def ready(sdks: None, keys: dict[str, str], at_once: None) -> None:
 def server() -> Iterator[Loopback]:
     with Loopback() as made:
         yield made
+
+
+class Chat:
+    """A server that speaks Chat Completions, and models that ask it."""
+
+    def __init__(self, server: Loopback) -> None:
+        self.server = server
+
+    def asked(self, *messages: Message, **fields: Any) -> p.Request:
+        given: dict[str, Any] = {"turn": 1, "number": 1, "instructions": "Be brief.", "tools": (), "max_output_tokens": 1_000}
+        return p.Request(messages=messages or (user("What is there?"),), **(given | fields))
+
+    def model(self, settings: dict[str, Any] | None = None, name: str = "m") -> p.Model:
+        return models.resolve(f"openai-chat:{name}", base_url=f"{self.server.url}/v1", settings=settings)
+
+    def parts(self, model: p.Model, request: p.Request | None = None) -> list[p.Part]:
+        async def all_of_them() -> list[p.Part]:
+            return [p.checked(part) async for part in model.stream(request or self.asked())]
+
+        return asyncio.run(all_of_them())
+
+    def taken(self, reply: Reply, **settings: Any) -> Assembler:
+        """The turn that a reply is."""
+        self.server.add(reply)
+        assembler = Assembler()
+        for part in self.parts(self.model(settings)):
+            assembler.take(part)
+        return assembler
+
+    def body(self, request: p.Request, settings: dict[str, Any] | None = None, name: str = "m") -> dict[str, Any]:
+        """What the server gets for a request."""
+        self.server.add(Reply.events(b"".join(APIS["openai.chat"].text("Yes."))))
+        self.parts(self.model(settings, name), request)
+        heard = self.server.requests[-1]
+        assert (heard.method, heard.path) == ("POST", "/v1/chat/completions")
+        body: dict[str, Any] = heard.json
+        strict.check(heard.path, body)
+        return body
+
+
+@pytest.fixture
+def chat(server: Loopback) -> Chat:
+    return Chat(server)
 
 
 # -- what real providers answered
