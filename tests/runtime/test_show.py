@@ -2,30 +2,17 @@
 
 import pytest
 
-from refold import Agent, Budgets, ScriptedModel, open_store, show, tool
+from refold import Agent, Budgets, ScriptedModel, open_store, show
 from refold.events import facts as f
 from refold.runtime.journal import Journal
 from refold.runtime.show import NoPrompt, NoSuchPosition, prompt
 from refold.runtime.store import Store, attach
+from refold.runtime.tools import Tool
 
 
-@tool(effect="read")
-def look(at: str) -> str:
-    """Looks."""
-    return f"seen {at}"
-
-
-@pytest.fixture
-def store() -> Store:
-    made = open_store("memory:")
-    script = [{"calls": [{"name": "look", "arguments": {"at": "north"}}, {"name": "nosuch"}]}, {"text": "Seen."}]
-    Agent(model=ScriptedModel(script), tools=[look]).run_sync("Look.", store=made, run_id="r")
-    return made
-
-
-def test_the_calls_of_the_turn_that_is_going_on_are_shown_with_where_they_are(store: Store) -> None:
+def test_the_calls_of_the_turn_that_is_going_on_are_shown_with_where_they_are(looked: Store) -> None:
     # given every moment of a run
-    moments = {record.type: show(store, "r", record.position) for record in store.read("r")}
+    moments = {record.type: show(looked, "r", record.position) for record in looked.read("r")}
     # then each call is there from its proposal until its result is in the transcript
     phases = {name: [call["phase"] for call in moment["calls"]] for name, moment in moments.items()}
     assert phases["tool_calls_requested"] == ["proposed", "proposed"]
@@ -38,13 +25,13 @@ def test_the_calls_of_the_turn_that_is_going_on_are_shown_with_where_they_are(st
 
 
 @pytest.mark.parametrize("at", [0, -1, 99])
-def test_a_position_that_the_run_does_not_have_is_said_with_those_it_has(store: Store, at: int) -> None:
+def test_a_position_that_the_run_does_not_have_is_said_with_those_it_has(looked: Store, at: int) -> None:
     with pytest.raises(NoSuchPosition, match=rf"run r has no position {at}: it has 1 to \d+"):
-        show(store, "r", at)
+        show(looked, "r", at)
 
 
 @pytest.mark.parametrize("engine", [1, 2])
-def test_every_prompt_is_made_again_with_the_digest_that_was_recorded(monkeypatch: pytest.MonkeyPatch, engine: int) -> None:
+def test_every_prompt_is_made_again_with_the_digest_that_was_recorded(look: Tool, monkeypatch: pytest.MonkeyPatch, engine: int) -> None:
     # given a run with a question, a failure of the provider, a rejected answer and a last turn without tools; and one that goes on from it
     monkeypatch.setattr("refold.runtime.agent.ENGINE", engine)
     made = open_store("memory:")
@@ -69,7 +56,7 @@ def test_every_prompt_is_made_again_with_the_digest_that_was_recorded(monkeypatc
     assert prompt(made, "r", failed).request == model.requests[1]
 
 
-def test_the_prompt_of_a_stream_is_what_was_asked_whatever_was_reported_since() -> None:
+def test_the_prompt_of_a_stream_is_what_was_asked_whatever_was_reported_since(look: Tool) -> None:
     # given a run whose request is open, with a report and a checkpoint
     made, agent = open_store("memory:"), Agent(tools=[look])
     journal = Journal(made.log, "r")
@@ -81,12 +68,12 @@ def test_the_prompt_of_a_stream_is_what_was_asked_whatever_was_reported_since() 
     assert "200000 tokens" in before.request.notice
 
 
-def test_where_no_request_is_open_the_prompts_that_were_made_are_named(store: Store) -> None:
+def test_where_no_request_is_open_the_prompts_that_were_made_are_named(looked: Store) -> None:
     with pytest.raises(NoPrompt, match=r"requests were made at 3, \d+"):
-        prompt(store, "r")
+        prompt(looked, "r")
 
 
-def test_what_broke_the_prefix_is_shown() -> None:
+def test_what_broke_the_prefix_is_shown(look: Tool) -> None:
     made = open_store("memory:")
     turns = [{"calls": [{"name": "look", "arguments": {"at": "north"}}]}, {"text": "Seen."}]
     Agent(model=ScriptedModel(turns), tools=[look], budgets=Budgets(max_turns=2)).run_sync("Look.", store=made, run_id="r")
