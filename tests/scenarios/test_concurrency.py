@@ -301,8 +301,9 @@ def test_B175_who_comes_second_decides_again_on_what_the_first_wrote(url, stage,
 # -- threads
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_B180_threads_share_a_store(stage, tmp_path, kind):
+def test_B180_threads_share_a_store(stage, tmp_path, kind, times):
     # given eight threads that drive runs in one store, and four that read in it
     store = stage.store if kind == "memory" else stage.another_store(f"sqlite:///{tmp_path}/log.db?synchronous=NORMAL")
 
@@ -317,7 +318,7 @@ def test_B180_threads_share_a_store(stage, tmp_path, kind):
 
     def write(n: int) -> None:
         try:
-            for k in range(3):
+            for k in range(times):
                 assert agents[n].run_sync("Do it.", store=store, run_id=f"r{n}-{k}").status == "completed"
         except BaseException as error:
             wrong.append(error)
@@ -345,5 +346,5 @@ def test_B180_threads_share_a_store(stage, tmp_path, kind):
         thread.join()
     # then nobody met an error, and every run is whole
     assert wrong == []
-    assert len(store.runs()) == 24
+    assert len(store.runs()) == 8 * times
     assert len({store.log.head(run_id)[0] for run_id in store.runs()}) == 1

@@ -256,7 +256,7 @@ store.close()
 
 @pytest.mark.parametrize(
     ("runs", "processes"),
-    [(60, 2), pytest.param(500, 10, marks=pytest.mark.slow)],
+    [(20, 1), pytest.param(500, 10, marks=pytest.mark.slow)],
 )
 def test_B160_outside_facts_replay_in_the_order_of_the_log(stage, tmp_path, runs, processes):
     # given many orders in which the world may speak within one microsecond
