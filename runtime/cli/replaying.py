@@ -170,7 +170,7 @@ def _sums(saved: Sequence[Told]) -> str:
     for one in saved:
         usd = money.add(usd, one["cost_usd"])
     tokens = sum(one["tokens"] for one in saved)
-    return f"{counted(sum(one['turns'] for one in saved), 'turn')}, {counted(tokens, 'token')}, {usd} USD"
+    return f"{counted(sum(one['turns'] for one in saved), 'turn')}, {counted(tokens, 'token')}" + (f", {usd} USD" if usd != "0" else "")
 
 
 def _total(found: Sequence[Told]) -> str:
