@@ -61,7 +61,7 @@ class Driving(Common):
     )
     max_turns: str | None = option("--max-turns", "N", "turns of the model", group=LIMITS)
     max_cost: str | None = option("--max-cost", "USD", "money, such as 0.50", group=LIMITS)
-    timeout: str | None = option("--timeout", "S", "seconds of work; waiting for people does not count", group=LIMITS)
+    timeout: str | None = option("--timeout", "S", "seconds of work; waiting for people, or before another attempt, does not count", group=LIMITS)
     approve: tuple[str, ...] = option("--approve", "TOOL", "approve every call of this tool", group=PEOPLE, many=True)
     no_input: bool = switch("--no-input", "never ask at the terminal: a run that waits for somebody ends the command with exit code 3", group=PEOPLE)
     on_interrupt: str = option(

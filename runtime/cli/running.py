@@ -37,7 +37,9 @@ def drive_on(options: o.Driving, store: Store, run_id: RunId) -> int:
     known = store.journal(run_id).run
     if known.ended is not None:
         shown(options, as_it_is(store, run_id))
-        why = f"{STATUS[known.status][0]}{f', {known.reason}: {one_line(known.detail)}' if known.reason else ''}"
+        word = STATUS[known.status][0]
+        reason = f", {known.reason}" if known.reason not in (None, word) else ""
+        why = f"{word}{reason}: {one_line(known.detail)}" if known.reason else word
         output.note(f"run {run_id} has ended ({why}); nothing was done; go on from it with: {to_drive(options, 'continue', known, 'MESSAGE')}")
         return OF_STATUS[known.status]
     with user_code():
