@@ -528,9 +528,9 @@ def drop_connections(schema: str) -> None:
     import psycopg
 
     with psycopg.connect(schema, autocommit=True) as other:
-        assert other.execute(
-            "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND application_name = current_setting('application_name')"
-        ).fetchall()
+        theirs = "FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND application_name = current_setting('application_name')"
+        assert other.execute(f"SELECT pg_terminate_backend(pid) {theirs}").fetchall()
+        until(lambda: not other.execute(f"SELECT pid {theirs}").fetchall())
 
 
 def test_a_connection_that_is_dropped_frees_the_run_and_is_made_again_if_nobody_took_it(schema: str) -> None:

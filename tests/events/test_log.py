@@ -662,6 +662,7 @@ def test_a_table_of_another_program_is_left_alone(schema: str) -> None:
     one_line(refused, "another program")
 
 
+@pytest.mark.slow
 def test_a_table_that_somebody_locks_is_unavailable_after_a_while_and_can_be_read_meanwhile(schema: str) -> None:
     import psycopg
 

@@ -25,14 +25,15 @@ LOGS = sorted(path for path in Path(__file__).parent.glob("v*/*.jsonl") if path.
 STEPS_MAX = 30
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_golden_log_can_be_forked_wherever_it_rests(path: Path) -> None:
+SOME = pytest.mark.parametrize("places", ["the first and the last", pytest.param("all", marks=pytest.mark.slow)])
+EVERY_LOG = pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+
+
+@EVERY_LOG
+def test_a_golden_log_is_forked_where_it_rests_and_nowhere_else(path: Path) -> None:
     # given a log
-    store = open_store("memory:")
-    run_id = import_file(store, parse(path.read_bytes(), path.name))
-    records = list(store.read(run_id))
-    before = b"".join(export_lines(store, run_id))
-    forks: dict[int, f.Fact] = {}
+    store, run_id, records = _imported(path)
+    begun: dict[int, f.Fact] = {}
     for at in range(1, len(records) + 1):
         # when it is forked at a position
         try:
@@ -40,43 +41,50 @@ def test_a_golden_log_can_be_forked_wherever_it_rests(path: Path) -> None:
         except NoFork:
             assert _rest_before(records, at) is None
             continue
-        # then it begins where the run rests, as every fork does for which that is the place
+        # then the fork begins where the run rests, and as every other does for which that is the place
         assert made.at == _rest_before(records, at)
-        begun = next(store.read(made.run_id, after=made.at)).fact
-        if made.at in forks:
-            assert begun == forks[made.at]
-            continue
-        # and goes on and is sound
-        forks[made.at] = begun
+        fact = next(store.read(made.run_id, after=made.at)).fact
+        assert begun.setdefault(made.at, fact) == fact
+    assert begun or len({record.batch for record in records}) == 1  # it ended at once, and rested nowhere
+
+
+@SOME
+@EVERY_LOG
+def test_a_fork_of_a_golden_log_goes_on_and_is_sound(path: Path, places: str) -> None:
+    # given a log
+    store, run_id, records = _imported(path)
+    before = b"".join(export_lines(store, run_id))
+    for at in _rests(records, places):
+        # when it is forked and driven on
+        made = fork(store.log, run_id, at, RunId(f"fork-{at}"))
         journal = _driven(store, made.run_id)
+        # then it comes to its end and is sound
         assert journal.run.state == "done" or journal.run.waits
         assert audit(store, made.run_id).ok, (at, audit(store, made.run_id))
         assert replay(store, made.run_id).divergence is None, (at, replay(store, made.run_id).divergence)
-        _assert_paired(show(store, made.run_id)["messages"])
-    assert forks or len({record.batch for record in records}) == 1  # it ended at once, and rested nowhere
+        shown = show(store, made.run_id)
+        _assert_paired(shown["messages"])
+        # and wherever it is taken, it is the same
+        elsewhere = open_store("memory:")
+        lines = b"".join(export_lines(store, made.run_id))
+        import_file(elsewhere, parse(lines, "fork"))
+        assert b"".join(export_lines(elsewhere, made.run_id)) == lines
+        assert show(elsewhere, made.run_id) == shown
+        assert audit(elsewhere, made.run_id).ok
     # and the parent is what it was
     assert b"".join(export_lines(store, run_id)) == before
 
 
-@pytest.mark.parametrize("places", ["the last", pytest.param("all", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_fork_of_a_golden_log_is_the_same_wherever_it_is_taken(path: Path, places: str) -> None:
-    # given a log and where it rests
+def _imported(path: Path) -> tuple[Store, RunId, list[Record]]:
     store = open_store("memory:")
-    run_id = import_file(store, parse(path.read_bytes(), path.name))
-    records = list(store.read(run_id))
-    rests = sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None})
-    for at in rests if places == "all" else rests[-1:]:
-        # when it is forked there, goes on and is taken to another store
-        made = fork(store.log, run_id, at, RunId(f"fork-{at}"))
-        _driven(store, made.run_id)
-        elsewhere = open_store("memory:")
-        lines = b"".join(export_lines(store, made.run_id))
-        import_file(elsewhere, parse(lines, "fork"))
-        # then it is the same
-        assert b"".join(export_lines(elsewhere, made.run_id)) == lines
-        assert show(elsewhere, made.run_id) == show(store, made.run_id)
-        assert audit(elsewhere, made.run_id).ok
+    run_id = RunId(import_file(store, parse(path.read_bytes(), path.name)))
+    return store, run_id, list(store.read(run_id))
+
+
+def _rests(records: list[Record], places: str) -> list[int]:
+    """Where a run rests."""
+    found = sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None})
+    return found if places == "all" else sorted({*found[:1], *found[-1:]})
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
