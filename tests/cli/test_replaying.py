@@ -253,6 +253,7 @@ def test_what_is_wrong_in_another_process_is_one_line(both):
 KILLS = "import os, signal\nfrom crew import agent\nif __import__('multiprocessing').parent_process() is not None:\n    os.kill(os.getpid(), signal.{})\n"
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_one_line(both):
     both.write("deadly.py", KILLS.format("SIGKILL"))
     done = both("replay", "--all", "--agent", "deadly:agent", "--jobs", "2")

@@ -493,19 +493,20 @@ print(log.head("a"), log.payloads("a"))
 # Several processes, and processes that die.
 
 
-def test_processes_that_make_and_fill_one_store_lose_nothing(file: Path) -> None:
-    # given six processes with a run each, on a store that none of them has made yet
+@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_processes_that_make_and_fill_one_store_lose_nothing(file: Path, count: int) -> None:
+    # given processes with a run each, on a store that none of them has made yet
     code = """
 log = open_log(sys.argv[1])
 log.append(sys.argv[2], 0, [Row(1, "run_started", b"{}")], create=True)
 for n in range(1, 40):
     log.append(sys.argv[2], n, [Row(n + 1, "user_said", b"{}")])
 """
-    processes = [child(code, f"sqlite:///{file}?synchronous=NORMAL", f"run-{n}") for n in range(6)]
-    assert [process.communicate() for process in processes] == [("", "")] * 6
+    processes = [child(code, f"sqlite:///{file}?synchronous=NORMAL", f"run-{n}") for n in range(count)]
+    assert [process.communicate() for process in processes] == [("", "")] * count
     # then every run is whole
     log = open_log(f"sqlite:///{file}")
-    assert sorted(log.runs()) == [f"run-{n}" for n in range(6)]
+    assert sorted(log.runs()) == [f"run-{n}" for n in range(count)]
     assert all([row.position for row in log.read(run_id)] == list(range(1, 41)) for run_id in log.runs())
 
 
@@ -720,16 +721,17 @@ def test_a_server_that_drops_every_connection_is_asked_again(schema: str) -> Non
     log.close()
 
 
-def test_processes_that_make_and_fill_one_schema_lose_nothing(schema: str) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_that_make_and_fill_one_schema_lose_nothing(schema: str, count: int) -> None:
     code = """
 log = open_log(sys.argv[1])
 log.append(sys.argv[2], 0, [Row(1, "run_started", b"{}")], create=True)
 for n in range(1, 20):
     log.append(sys.argv[2], n, [Row(n + 1, "user_said", b"{}")])
 """
-    processes = [child(code, schema, f"run-{n}") for n in range(4)]
-    assert [process.communicate() for process in processes] == [("", "")] * 4
+    processes = [child(code, schema, f"run-{n}") for n in range(count)]
+    assert [process.communicate() for process in processes] == [("", "")] * count
     log = open_log(schema, create=False)
-    assert sorted(log.runs()) == [f"run-{n}" for n in range(4)]
+    assert sorted(log.runs()) == [f"run-{n}" for n in range(count)]
     assert all([row.position for row in log.read(run_id)] == list(range(1, 21)) for run_id in log.runs())
     log.close()

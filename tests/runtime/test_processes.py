@@ -268,7 +268,7 @@ OUTCOMES = {
 }
 
 
-SOON = ("returns", "group", "large", "segfault", "left")
+SOON = ("returns", "group", "segfault")
 """Outcomes of the quick set: each takes a process."""
 
 

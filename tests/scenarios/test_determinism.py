@@ -162,7 +162,7 @@ def test_B159_looking_at_a_run_does_not_change_its_future(stage, twin):
     # given two runs of one script, one left alone and one looked at in every way while it runs
     def looking(store: Any) -> Any:
         def look_closely() -> None:
-            for _ in range(50):  # in each of two calls
+            for _ in range(10):  # in each of two calls
                 run = fold(store.read("r"))
                 show(store, "r")
                 prompt(store, "r", 3)

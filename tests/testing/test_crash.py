@@ -306,7 +306,7 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
-SOON = ("one call of each effect", "an approval and a question", "a provider that fails for a while", "calls over the limit")
+SOON = ("one call of each effect", "an approval and a question", "a provider that fails for a while")
 """Examples of the quick set."""
 
 
@@ -337,7 +337,7 @@ def test_a_run_that_was_crashed_anywhere_ends_as_its_twin(name: str, place: Plac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SOON, "approvals and a question", "a long answer"])
+@pytest.mark.parametrize("name", [*SOON, "approvals and a question", "calls over the limit", "a long answer"])
 @pytest.mark.parametrize(("place", "fault"), FATES[:4])
 def test_a_run_on_disk_that_was_crashed_at_any_append_ends_as_its_twin(
     name: str, place: Place, fault: Fault, inhabited: tuple[World, list[Tool]], tmp_path: Path
