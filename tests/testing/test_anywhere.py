@@ -192,21 +192,14 @@ for n, reach in enumerate(sys.argv[2:]):
 """Each reaches in a process of its own, forked from one in which everything is loaded: that takes longer than all the rest."""
 
 
-@pytest.fixture(scope="module")
-def reached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """By what a process reached for that had left the world: its exit code, and what it said."""
-    folder = tmp_path_factory.mktemp("reached")
-    done = subprocess.run([sys.executable, "-P", "-c", REACHING, str(folder), *REACHES], capture_output=True, text=True, timeout=60, check=True)
-    return {reach: (code, (folder / str(n)).read_text()) for n, (reach, code) in enumerate(zip(REACHES, done.stdout.split(), strict=True))}
-
-
-@pytest.mark.parametrize("reach", REACHES)
-def test_nothing_of_the_world_is_left_to_whoever_replays(reach: str, reached: dict[str, tuple[str, str]]) -> None:
-    # given a process that has left the world, when it reaches for it
-    code, said = reached[reach]
-    # then it is stopped
-    assert code == "1"
-    assert any(line.startswith("refold.testing.anywhere.Touched: ") for line in said.splitlines()), said
+def test_nothing_of_the_world_is_left_to_whoever_replays(tmp_path: Path) -> None:
+    # given processes that have left the world, when each reaches for something of it
+    done = subprocess.run([sys.executable, "-P", "-c", REACHING, str(tmp_path), *REACHES], capture_output=True, text=True, timeout=60, check=True)
+    # then all of them are stopped
+    for n, (reach, code) in enumerate(zip(REACHES, done.stdout.split(), strict=True)):
+        said = (tmp_path / str(n)).read_text()
+        assert code == "1", reach
+        assert any(line.startswith("refold.testing.anywhere.Touched: ") for line in said.splitlines()), (reach, said)
 
 
 def test_how_a_program_rounds_moves_no_run() -> None:
