@@ -59,7 +59,8 @@ class Keeping:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("quick" if "not slow" in config.option.markexpr else ALL)
+    asked = config.getoption("--hypothesis-profile")
+    settings.load_profile(asked or ("quick" if "not slow" in config.option.markexpr else ALL))
     if folder := os.environ.get("REFOLD_KEEP_RUNS"):
         config.pluginmanager.register(Keeping(Path(folder).absolute()))
 

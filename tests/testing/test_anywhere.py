@@ -90,7 +90,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> Path
     folder = tmp_path_factory.mktemp("kept")
     env = {**os.environ, "REFOLD_KEEP_RUNS": str(folder), "PYTHONPATH": elsewhere.path}
     tests = [str(HERE.parent / name) for name in (*MADE_BY, "test_examples.py")]
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", f"--basetemp={folder}/made", *tests]
+    as_ever = [f"--hypothesis-profile={'ci' if os.environ.get('CI') else 'dev'}", "-p", "no:cacheprovider", f"--basetemp={folder}/made"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-m", "not slow", *as_ever, *tests]
     done = subprocess.run(command, env=env, cwd=HERE.parents[1], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout
     for path in LOGS:
