@@ -87,17 +87,16 @@ def _rests(records: list[Record], places: str) -> list[int]:
     return found if places == "all" else sorted({*found[:1], *found[-1:]})
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_an_edited_result_is_all_that_the_next_request_shows_otherwise(path: Path) -> None:
-    # given a log, forked wherever it rests
-    store = open_store("memory:")
-    run_id = import_file(store, parse(path.read_bytes(), path.name))
-    records = list(store.read(run_id))
+@SOME
+@EVERY_LOG
+def test_an_edited_result_is_all_that_the_next_request_shows_otherwise(path: Path, places: str) -> None:
+    # given a log, forked where it rests
+    store, run_id, records = _imported(path)
     if _contents_decide(records):
         pytest.skip("what this run shows, or whether it goes on, hangs on its results")
     compared = 0
     called = [call.id for record in records if isinstance(record.fact, f.ToolCallsRequested) for call in record.fact.calls]
-    for at in sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None}):
+    for at in _rests(records, places):
         plain = _first_request(store, fork(store.log, run_id, at, RunId(f"plain-{at}")).run_id)
         for call in called:
             # when one result is another in a second fork
@@ -112,16 +111,15 @@ def test_an_edited_result_is_all_that_the_next_request_shows_otherwise(path: Pat
     assert compared or not any(record.type == "tool_results_injected" for record in records)
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_message_to_a_fork_is_all_that_its_next_request_adds(path: Path) -> None:
-    # given a log, forked wherever it rests
-    store = open_store("memory:")
-    run_id = import_file(store, parse(path.read_bytes(), path.name))
-    records = list(store.read(run_id))
+@SOME
+@EVERY_LOG
+def test_a_message_to_a_fork_is_all_that_its_next_request_adds(path: Path, places: str) -> None:
+    # given a log, forked where it rests
+    store, run_id, records = _imported(path)
     if _contents_decide(records):
         pytest.skip("what this run shows, or whether it goes on, hangs on its results")
     compared = 0
-    for at in sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None}):
+    for at in _rests(records, places):
         # when the user says something to a second fork
         try:
             made = fork(store.log, run_id, at, RunId(f"told-{at}"), Asked(message="Look twice."))

@@ -1,7 +1,6 @@
 """A process dies in the middle of making a fork, or of driving it: the fork is there whole and goes on as its twin, or is not there; its parent is what it was."""
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from refold.testing.faults import Fault, Place
 PARENT: Final = RunId("parent")
 STRIKES: Final = [(place, fault) for place, fault in FATES if fault != "conflict" and place not in ("validator", "policy")]
 """A conflict in front of a fork is a run of its id, and no accident; nobody here asks validators or rules."""
-SOON: Final = [("appended", "death"), ("acted", "death")]
+SOON: Final = [("acted", "death")]
 """Those of the quick set."""
 WORLD: Final = "REFOLD_TEST_WORLD"
 """Where processes of their own write down what they did."""
@@ -175,21 +174,10 @@ def is_killed(url: str, run_id: str, at: int, place: Place, nth: int, world: Pat
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh store that outlives its processes."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/log.db"
-        return
-    server = os.environ.get("REFOLD_TEST_POSTGRES")
-    if not server:
-        pytest.skip("REFOLD_TEST_POSTGRES names no server")
-    import psycopg
-
-    name = f"refold_{secrets.token_hex(6)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE SCHEMA {name}")
-        yield f"{server}?options=-csearch_path%3D{name}"
-        connection.execute(f"DROP SCHEMA {name} CASCADE")
+    made: str = f"sqlite:///{tmp_path}/log.db" if request.param == "sqlite" else request.getfixturevalue("schema")
+    return made
 
 
 KILLS: Final[list[tuple[Place, str]]] = [
