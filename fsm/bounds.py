@@ -14,7 +14,6 @@ from refold.fsm.calls import TOOL_ERRORS
 from refold.fsm.decisions import repeating
 from refold.fsm.history import History, Settings, Sign, Signs, broken
 from refold.fsm.sums import MILLION, Sums, on_the_way
-from refold.projections import forking
 from refold.projections.run import Run
 
 # -- I4
@@ -158,10 +157,7 @@ def _used_up(reason: Reason, history: History, record: Record) -> str:
 
 def _by_the_fold(history: History, record: Record, limit: Callable[[Run, Stamp], limits.Exceeded | None]) -> str:
     """What a limit says of the run: what its next request would have read is in no record, so here the fold has to be asked."""
-    run = history.run
-    if run.asked == "inherited":  # a fork asks for itself what its parent had asked
-        run = forking.unasked(run)
-    exceeded = limit(run, Stamp(at=record.at, driver=record.driver)) if history.folded else None
+    exceeded = limit(history.run, Stamp(at=record.at, driver=record.driver)) if history.folded else None
     return exceeded.detail if exceeded is not None else ""
 
 

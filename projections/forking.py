@@ -12,8 +12,8 @@ from refold.events import facts as f
 from refold.events.words import CallId
 from refold.projections import context
 from refold.projections.growing import Entries
-from refold.projections.messages import Message, user
-from refold.projections.prefix import entry_of
+from refold.projections.messages import Counted, Message, user
+from refold.projections.prefix import as_entry, entry_of
 from refold.projections.run import Call, Run, replace
 
 MODEL: Final = "model"
@@ -84,9 +84,9 @@ def message_of(edit: f.Edit) -> Message:
     return Message(role="tool", call_id=edit.call, name=edit.name, kind="success", content=edit.result, source_ids=edit.source_ids)
 
 
-def as_shown(run: Run, edit: f.Edit) -> Message:
+def as_shown(run: Run, edit: f.Edit) -> Counted:
     """The same, at the length that a result may have by itself."""
-    return context.cut_each(run, (message_of(edit),))[0].message
+    return context.cut_each(run, (message_of(edit),))[0]
 
 
 def _shown_otherwise(run: Run, fact: f.RunForked) -> Run:
@@ -96,7 +96,7 @@ def _shown_otherwise(run: Run, fact: f.RunForked) -> Run:
     entries = list(run.entries)
     for edit in fact.edits:
         if edit.place is not None:
-            entries[edit.place] = entry_of(as_shown(run, edit), entries[edit.place].position)
+            entries[edit.place] = as_entry(as_shown(run, edit), entries[edit.place].position)
     waiting = {edit.call: message_of(edit) for edit in fact.edits if edit.place is None}
     fresh = tuple(waiting.get(message.call_id, message) for message in run.fresh)  # type: ignore[call-overload]
     return replace(run, entries=Entries(entries), fresh=fresh, fresh_shown=context.cut_each(run, fresh) if waiting else run.fresh_shown)
@@ -114,7 +114,7 @@ def _told(run: Run, fact: f.RunForked) -> Run:
 
 def unasked(run: Run) -> Run:
     """A fork before it asks for itself what its parent had asked: what its limits are held against."""
-    return replace(run, request=None, turn=run.turn - 1)
+    return replace(run, turn=run.turn - 1)
 
 
 def goes_into_open_request(run: Run) -> bool:

@@ -71,7 +71,7 @@ class Transcript:
         self.messages = [edited.get(message.call_id, message) for message in self.messages]  # type: ignore[call-overload]
         for edit in fact.edits:
             if edit.place is not None:
-                self._shown[edit.place] = (forking.as_shown(after, edit),)
+                self._shown[edit.place] = (forking.as_shown(after, edit).message,)
         if fact.message and forking.goes_into_open_request(before):
             self.messages.append(user(fact.message))
             self._shown.append((user(fact.message),))
