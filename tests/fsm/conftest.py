@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from refold.events import facts as f
-from refold.events.settings import Budgets, Context
+from refold.events.settings import Budgets, Context, Policy
 from refold.events.words import CallId
 from refold.fsm.divergence import Divergence
 from refold.testing.trajectory import Act, Trajectory
@@ -36,6 +36,23 @@ def start() -> Iterator[Start]:
     for run in played:
         audit = run.audit()
         assert audit.ok, [audit.chain, audit.legal, *(invariant for invariant in audit.invariants if not invariant.ok)]
+
+
+@pytest.fixture
+def forked(start: Start) -> Start:
+    """Plays a run of up to 9 turns and a fork of it of up to 7, which begins `back` records before the second request: 1 where the results are in, 3 while the call runs."""
+
+    def split(*, engine: int, back: int) -> Trajectory:
+        parent = start(policy=Policy(wrap_up=False), engine=engine, budgets=Budgets(max_turns=9), turns=2)
+        fork = parent.fork("other", parent.position_of("model_requested 2") - back, changes={"budgets.max_turns": 7})
+        if back == 3:
+            fork.succeed("t1.1")
+        fork.calls(Act("look", '{"at":"elsewhere"}'))
+        fork.succeed("t2.1")
+        fork.answer()
+        return fork
+
+    return split
 
 
 # -- a long run

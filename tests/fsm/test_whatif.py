@@ -361,15 +361,9 @@ def test_a_builder_that_shows_everything_changes_nothing_and_one_that_leaves_out
 
 @pytest.mark.parametrize("engine", [1, 2])
 @pytest.mark.parametrize("back", [0, 1, 3])
-def test_a_fork_is_decided_again_from_the_beginning_of_its_parent(start: Start, engine: int, back: int) -> None:
-    # given a run that was split off at its second request, where the results are in, or while the call runs; with more turns than its parent had
-    parent = start(policy=PLAIN, engine=engine, budgets=Budgets(max_turns=9), turns=2)
-    fork = parent.fork("other", parent.position_of("model_requested 2") - back, changes={"budgets.max_turns": 7})
-    if back == 3:
-        fork.succeed("t1.1")
-    fork.calls(Act("look", '{"at":"elsewhere"}'))
-    fork.succeed("t2.1")
-    fork.answer()
+def test_a_fork_is_decided_again_from_the_beginning_of_its_parent(forked: Start, engine: int, back: int) -> None:
+    # given a run that was split off at its second request, where the results are in, or while the call runs
+    fork = forked(engine=engine, back=back)
     # when it is decided again under other limits
     assert fork.what_if({"budgets.max_turns": 50}).verdict == "unaffected"
     # then a limit is met in the parent's part as in its own, in place of what its own settings say

@@ -10,12 +10,11 @@ from hypothesis import settings
 
 from refold.events import facts as f
 from refold.events.codec import read
-from refold.events.settings import Budgets, Policy
 from refold.fsm.whatif import what_if
 from refold.runtime.journal import loader
 from refold.runtime.transfer import parse
 from refold.testing.machine import RUN, RunMachine
-from refold.testing.trajectory import Act, Trajectory
+from refold.testing.trajectory import Trajectory
 
 LOGS = sorted((Path(__file__).parents[1] / "logs").glob("v*/*.jsonl"))
 
@@ -56,14 +55,8 @@ TestUnchanged.settings = settings(stateful_step_count=20)
 
 @pytest.mark.parametrize("engine", [1, 2])
 @pytest.mark.parametrize("back", [0, 1, 3])
-def test_the_settings_that_a_fork_had_change_nothing_of_it(start: Callable[..., Trajectory], engine: int, back: int) -> None:
-    # given a run that was split off at its second request, where the results are in, or while the call runs; with fewer turns than its parent had
-    parent = start(policy=Policy(wrap_up=False), engine=engine, budgets=Budgets(max_turns=9), turns=2)
-    fork = parent.fork("other", parent.position_of("model_requested 2") - back, changes={"budgets.max_turns": 7})
-    if back == 3:
-        fork.succeed("t1.1")
-    fork.calls(Act("look", '{"at":"elsewhere"}'))
-    fork.succeed("t2.1")
-    fork.answer()
+def test_the_settings_that_a_fork_had_change_nothing_of_it(forked: Callable[..., Trajectory], engine: int, back: int) -> None:
+    # given a run that was split off at its second request, where the results are in, or while the call runs
+    fork = forked(engine=engine, back=back)
     # then its own settings change nothing
     assert fork.what_if(as_it_was(fork.run.begun)).verdict == "unaffected"

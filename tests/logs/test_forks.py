@@ -81,6 +81,14 @@ def _imported(path: Path) -> tuple[Store, RunId, list[Record]]:
     return store, run_id, list(store.read(run_id))
 
 
+def _comparable(path: Path) -> tuple[Store, RunId, list[Record]]:
+    """A run of which nothing else hangs on what its results say."""
+    store, run_id, records = _imported(path)
+    if _contents_decide(records):
+        pytest.skip("what this run shows, or whether it goes on, hangs on its results")
+    return store, run_id, records
+
+
 def _rests(records: list[Record], places: str) -> list[int]:
     """Where a run rests."""
     found = sorted({rest for at in range(1, len(records) + 1) if (rest := _rest_before(records, at)) is not None})
@@ -91,9 +99,7 @@ def _rests(records: list[Record], places: str) -> list[int]:
 @EVERY_LOG
 def test_an_edited_result_is_all_that_the_next_request_shows_otherwise(path: Path, places: str) -> None:
     # given a log, forked where it rests
-    store, run_id, records = _imported(path)
-    if _contents_decide(records):
-        pytest.skip("what this run shows, or whether it goes on, hangs on its results")
+    store, run_id, records = _comparable(path)
     compared = 0
     called = [call.id for record in records if isinstance(record.fact, f.ToolCallsRequested) for call in record.fact.calls]
     for at in _rests(records, places):
@@ -115,9 +121,7 @@ def test_an_edited_result_is_all_that_the_next_request_shows_otherwise(path: Pat
 @EVERY_LOG
 def test_a_message_to_a_fork_is_all_that_its_next_request_adds(path: Path, places: str) -> None:
     # given a log, forked where it rests
-    store, run_id, records = _imported(path)
-    if _contents_decide(records):
-        pytest.skip("what this run shows, or whether it goes on, hangs on its results")
+    store, run_id, records = _comparable(path)
     compared = 0
     for at in _rests(records, places):
         # when the user says something to a second fork

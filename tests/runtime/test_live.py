@@ -367,14 +367,16 @@ def test_a_reader_sees_a_run_through_its_wait_for_a_human(store):
         """Sends."""
         return "sent"
 
-    turns_ = [[p.ToolCallReady(index=0, name="send", arguments='{"text": "hi"}'), p.Finished(stop_reason="tool_calls")], [*words(3), DONE]]
+    asked, listens = asyncio.Event(), asyncio.Event()
+    turns_ = [[p.ToolCallReady(index=0, name="send", arguments='{"text": "hi"}'), p.Finished(stop_reason="tool_calls")], [listens.wait, *words(3), DONE]]
     agent = Agent(Played(*turns_), tools=[send])
-    asked = asyncio.Event()
 
     async def reader() -> list[Streamed]:
         def noted(each: Streamed) -> bool:
             if isinstance(each.what, Record) and each.what.type == "driver_detached":
                 asked.set()
+            if isinstance(each.what, Record) and each.what.type == "model_requested" and asked.is_set():
+                listens.set()  # the model speaks to one that reads along: who comes too late misses parts, and may
             return False
 
         return await upto(store.watch("r"), noted)
