@@ -65,8 +65,17 @@ def cut(text: str, most: int) -> str:
 def wrapped(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
     """A visible text on lines of so many columns, behind what the first line begins with and what each further one does."""
     by_columns = "".join(c + FILLER * (width_of(c) - 1) for c in text)  # lines are filled by counting characters
-    lines = textwrap.wrap(by_columns, columns, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    lines = _ByColumns(columns, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False).wrap(by_columns)
     return [line.replace(FILLER, "") for line in lines]
+
+
+class _ByColumns(textwrap.TextWrapper):
+    """Breaks a word that is longer than a line between characters, never between the two columns of one."""
+
+    def _handle_long_word(self, reversed_chunks: list[str], cur_line: list[str], cur_len: int, width: int) -> None:
+        first_left = max(0, width - cur_len)
+        split = reversed_chunks[-1][first_left : first_left + 1] == FILLER
+        super()._handle_long_word(reversed_chunks, cur_line, cur_len, width - split)
 
 
 FILLER: Final = "\0"
