@@ -120,12 +120,13 @@ def test_help_and_version_load_neither_the_log_nor_the_terminal():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         pytest.param(("run", "x"), id="run"),
-        pytest.param(("continue", "one", "And?"), id="continue", marks=pytest.mark.slow),
-        pytest.param(("fork", "one", "--at", "3"), id="fork", marks=pytest.mark.slow),
+        pytest.param(("continue", "one", "And?"), id="continue"),
+        pytest.param(("fork", "one", "--at", "3"), id="fork"),
     ],
 )
 def test_of_several_that_begin_a_run_under_one_id_one_does_and_the_others_are_told_that_it_is_taken(tmp_path, words):

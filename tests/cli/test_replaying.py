@@ -195,6 +195,7 @@ def test_what_cannot_be_asked_is_one_line(both, words, says):
 # -- by several processes
 
 
+@pytest.mark.slow
 def test_several_processes_say_the_same_in_the_same_order(both):
     words = ("replay", "--all", exported(both), "--set", TURNS, "--agent", "crew:agent", "--json")
     assert both(*words, "--jobs", "2").out == both(*words, "--jobs", "1").out
@@ -243,6 +244,7 @@ def test_a_fork_whose_parent_is_gone_is_broken_and_keeps_nobody_from_the_others(
     assert "import it first" in done.json[-1]["chain"]["why"]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_another_process_is_one_line(both):
     name = exported(both)
     done = both("replay", name, "nothing.jsonl", "--jobs", "2")

@@ -338,6 +338,7 @@ def test_of_two_processes_that_take_a_run_at_once_one_wins(file: Path, before: s
     log.close()
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_server_race_for_a_run_whose_process_was_killed(schema: str) -> None:
     log = open_log(schema)
     racers = [child(RACER, schema, n) for n in range(2)]

@@ -49,7 +49,7 @@ class Unchanged(RunMachine):
         assert (told.verdict, told.changes) == ("unaffected", ()), told
 
 
-TestUnchanged = Unchanged.TestCase
+TestUnchanged = pytest.mark.slow(Unchanged.TestCase)
 TestUnchanged.settings = settings(stateful_step_count=20)
 
 

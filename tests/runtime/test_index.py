@@ -78,6 +78,7 @@ def test_without_a_place_to_write_the_index_is_kept_in_memory(docs: Path, tmp_pa
     assert found(Library([docs], tmp_path / "file" / "index.db"), "beans") == ["coffee#1"]
 
 
+@pytest.mark.slow
 def test_two_processes_may_build_one_index_at_once(docs: Path, tmp_path: Path) -> None:
     for number in range(60):
         (docs / f"note-{number}.md").write_text(f"# Note {number}\n\nThe number is {number}.\n")

@@ -77,6 +77,7 @@ def test_B150_tasks_of_one_loop_are_no_different(stage):
     assert [record.type for record in stage.store.read(waiting.id)].count("clarification_received") == 1
 
 
+@pytest.mark.slow
 def test_B150_two_processes_are_no_different(stage, tmp_path):
     # given a call that waits, in a file
     url = f"sqlite:///{tmp_path}/log.db"
