@@ -55,8 +55,11 @@ def _refusal(run: Run, call: Call, check: f.Check, performing: int, seen: int, r
     times = performed_before(run, check) + seen
     if check.repeatable or times < run.policy.max_duplicate_actions:
         return None
-    message = f"{call.name} already ran {times} time{'s' * (times != 1)} with these arguments, and nothing has changed since: change the plan. A tool that may repeat is declared with repeatable=True"
-    return f.DuplicateActionBlocked(call=call.id, times=times, message=message)
+    return f.DuplicateActionBlocked(call=call.id, times=times, message=_repeated(call, times))
+
+
+def _repeated(call: Call, times: int) -> str:
+    return f"{call.name} already ran {times} time{'s' * (times != 1)} with these arguments, and nothing has changed since: change the plan. A tool that may repeat is declared with repeatable=True"
 
 
 def _no_more(run: Run) -> str:
@@ -105,8 +108,8 @@ def executing(run: Run, stamp: Stamp) -> f.Derived | None:
             continue
         if closing is not None:
             return f.ToolClosed(call=call.id, kind=closing[0], message=_why(run, call, closing[1]))
-        if call.name != ASK_USER and call.phase in ("accepted", "waiting", "ready") and not call.attempt and limits.tool_calls_left(run) == 0:
-            return f.ToolClosed(call=call.id, kind="limit_reached", message=_no_more(run))  # a fork may have been given fewer than were accepted
+        if run.forked_from is not None and (over := _over(run, call)) is not None:
+            return f.ToolClosed(call=call.id, kind=over[0], message=over[1])
         if call.phase == "accepted" and (asked := _ask(run, call, stamp)) is not None:
             return asked
     ready = next((call for call in run.calls if call.phase in ("accepted", "ready", "retrying", "unknown")), None)
@@ -176,6 +179,20 @@ def _closing(run: Run, stamp: Stamp) -> tuple[Kind, str] | None:
 
 
 NOT_RUN: Final = " before this call ran"
+
+
+def _over(run: Run, call: Call) -> tuple[Kind, str] | None:
+    """Why a call that was accepted and not begun is not to begin, if so: a fork may have been given less than its parent was."""
+    check = call.check
+    assert check is not None
+    if call.name == ASK_USER or call.attempt or call.phase not in ("accepted", "waiting", "ready"):
+        return None
+    if limits.tool_calls_left(run) == 0:
+        return "limit_reached", _no_more(run)
+    times = performed_before(run, check)
+    if check.repeatable or call.superseded_by or times < run.policy.max_duplicate_actions:
+        return None
+    return "duplicate_action", _repeated(call, times)
 
 
 def _why(run: Run, call: Call, why: str) -> str:

@@ -201,6 +201,8 @@ def _made_anew(run: Run, stamp: Stamp) -> f.Derived:
     unasked = forking.unasked(run)
     if (exceeded := limits.first_exceeded(EDGES["injecting_tool_results"]["model_requested"].limits, unasked, stamp)) is not None:
         return _stopped(exceeded)
+    if (ending := calls.ending(unasked)) is not None:  # what the parent might repeat once more
+        return ending
     wrap_up = limits.is_last_turn(unasked)
     digest = past_digest(run, bare=wrap_up) if run.rules.chains else run.request.digest
     return f.ModelRequested(

@@ -240,7 +240,7 @@ INVARIANTS: Final[dict[str, Named]] = {
     "I6": Named(
         "identical actions cannot run without limit",
         repeats.identical_actions_are_limited,
-        (*_CHECKS, f.UserSaid, f.RunForked, f.ToolSucceeded, f.ToolClosed, f.DoubtResolved),
+        (*_CHECKS, f.UserSaid, f.RunForked, f.ToolStarted, f.ToolSucceeded, f.ToolClosed, f.DoubtResolved),
     ),
     "I7": Named("repeating cycles are detected", repeats.cycles_end_the_run, (f.ModelRequested, f.CallsChecked, f.FinalRejected)),
     "I8": Named(

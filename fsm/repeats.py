@@ -21,6 +21,7 @@ def identical_actions_are_limited(history: History) -> Signs:
     """
     checks: dict[CallId, f.Check] = {}
     chosen: set[CallId] = set()
+    allowed: dict[CallId, int] = {}  # how often, when the call was begun: a fork may allow less than its parent did
     places: dict[Digest, int | list[int]] = {}  # a number alone, as most actions are performed once
     last_write: dict[Digest, int] = {}
     said = 0
@@ -28,8 +29,10 @@ def identical_actions_are_limited(history: History) -> Signs:
         position = record.position
         performed: CallId | None = None
         match record.fact:
+            case f.ToolStarted(call=call):
+                allowed.setdefault(call, history.settings.policy.max_duplicate_actions)
             case f.CallsChecked(checks=new):
-                checks = {check.call: check for check in new}
+                checks, allowed = {check.call: check for check in new}, {}
             case f.ToolSucceeded(call=call):
                 performed = call
             case f.CallSuperseded(call=call, check=other):  # a human's own choice is counted, and is theirs
@@ -47,7 +50,7 @@ def identical_actions_are_limited(history: History) -> Signs:
         since = said if check.effect == "side_effect" else max(said, _other_write(last_write, check.signature))
         before = _listed(places.get(check.signature))
         times = len(before) - bisect_right(before, since) + 1
-        most = history.settings.policy.max_duplicate_actions
+        most = allowed.get(check.call, history.settings.policy.max_duplicate_actions)
         if times > most and not check.repeatable and check.call not in chosen:
             yield broken(position, f"{check.call}: performed at {position}, the {times}. time since {since}; allowed are {most}")
         elif times > 1:

@@ -1,5 +1,6 @@
 """A fork under other limits than its parent: what was under way there is held to the fork's own, and it always comes to an end."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,48 @@ def test_calls_that_the_parent_had_accepted_are_held_to_the_forks_limit(most: in
         assert run.status == "completed", (at, run.reason)
         assert len(begun) == run.run.spent.tool_calls == (min(3, max(most, len(inherited))) if inherited else 0)
         sound(store, name)
+
+
+def test_repeated_calls_that_the_parent_had_accepted_are_held_to_the_forks_limit() -> None:
+    # given a run that sent the same twice, which was allowed there
+    store = open_store("memory:")
+    twice = {"calls": [{"name": "look", "arguments": {"size": 1}}, {"name": "send", "arguments": {"to": "ann"}}]}
+    parent = agent(twice, twice, {"text": "Done."}, policy=Policy(max_duplicate_actions=2))
+    parent.run_sync("Send twice.", store=store, run_id="parent")
+    for _ in range(2):
+        store.approve_sync("parent")
+        parent.resume_sync("parent", store=store)
+    first, last = records(store, "calls_checked")[1].position, records(store, "run_completed")[0].position
+    for at in range(first, last):
+        # when it is forked anywhere from its second turn on by one that allows it once
+        name = f"fork-{at}"
+        strict = agent({"text": "Enough."})
+        run = strict.fork_sync("parent", at, store=store, new_id=name)
+        if run.status == "waiting_for_user":
+            store.approve_sync(name)
+            run = strict.resume_sync(name, store=store)
+        # then it is sent no second time, unless the parent had begun to
+        assert run.status == "completed", (at, run.reason)
+        sends = [record.run for record in records(store, "tool_started", name) if record.call in ("t1.2", "t2.2")]
+        assert set(sends) == {"parent"}, (at, sends)
+        sound(store, name)
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4])
+def test_a_cycle_that_is_none_to_the_parent_ends_a_fork_to_which_it_is_one(turns: int) -> None:
+    # given a run that does the same again and again, which was allowed there
+    store = open_store("memory:")
+    again = {"calls": [{"name": "send", "arguments": {"to": "ann"}}]}
+    agent(*[again] * 4, {"text": "Done."}, tools=[replace(send, approval="never")], policy=Policy(max_duplicate_actions=9, cycle_repeats=9)).run_sync(
+        "Send.", store=store, run_id="parent"
+    )
+    at = records(store, "model_requested")[turns].position
+    # when it is forked at a request, and just before it, by one to which three times are a cycle
+    asking, resting = (agent({"text": "Done."}, tools=[replace(send, approval="never")]).fork_sync("parent", n, store=store) for n in (at, at - 1))
+    # then both come to the same
+    assert (asking.status, asking.reason) == (resting.status, resting.reason) == (("failed", "cycle") if turns > 2 else ("completed", None))
+    for run in (asking, resting):
+        sound(store, run.id)
 
 
 def test_a_fork_asks_for_itself_by_its_own_estimate() -> None:
