@@ -5,6 +5,7 @@ A float would make 0.1 + 0.2 into 0.30000000000000004 and a budget of 0.3 into a
 
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 _EXACT: Final = Context(prec=1000)
@@ -34,6 +35,7 @@ def shown(amount: Fraction) -> str:
     return format(_READ.divide(Decimal(amount.numerator), Decimal(amount.denominator)), "f")
 
 
+@lru_cache(maxsize=1024)  # prices and limits are asked for again and again
 def exact(text: str) -> Fraction:
     """The same, to be added up without a limit of digits."""
     return Fraction(amount_of(text))

@@ -13,6 +13,7 @@ from refold.events.chain import DIGEST_LENGTH, NOTHING, digest_of, recompute
 from refold.events.codec import FACTS, Record, Unreadable, read_line, record_of
 from refold.events.payloads import KEY
 from refold.events.words import Digest, RunId
+from refold.fsm.decide import from_outside
 from refold.fsm.history import History, Sign
 from refold.fsm.invariants import INVARIANTS, Named
 from refold.fsm.machine import NOT_JUDGED, Illegal, empty, step
@@ -199,6 +200,8 @@ class _Judged:
         self._cases = [_Case(name, named, self._history) for name, named in INVARIANTS.items()]
         self._hearing = {tag: [self._cases[n] for n in numbers] for tag, numbers in _HEARS.items()}
         self._before: Record | None = None
+        self._driver = ""
+        """The process that drives, as its records are stamped."""
 
     def take(self, record: Record) -> None:
         """One more record: what the invariants say of it, then whether it is legal."""
@@ -208,14 +211,14 @@ class _Judged:
         except NOT_JUDGED as error:  # an amount or a time in the records that is none
             for case in self._cases:
                 if case.counts:
-                    case.cannot(error)
+                    case.cannot(error, record.position)
         for case in self._hearing[record.type]:
             try:
                 sign = case.send(record)
                 if sign is not None:
                     case.found(sign)
             except NOT_JUDGED as error:
-                case.cannot(error)
+                case.cannot(error, record.position)
         if self.legal.ok:
             why = self._illegal(record)
             if why:
@@ -225,7 +228,7 @@ class _Judged:
 
     def _illegal(self, record: Record) -> str:
         """Why a record is no legal move from where the run is, if so; else the run has moved."""
-        why = _out_of_order(record, self._before)
+        why = _out_of_order(record, self._before) or self._by_another(record)
         if why:
             return why
         try:
@@ -235,12 +238,24 @@ class _Judged:
         if record.turn != after.turn:
             return f"the record is of turn {record.turn}, the run in turn {after.turn}"
         self._history.run = after
+        if record.type == f.DriverAttached.TAG:
+            self._driver = record.driver
         return ""
+
+    def _by_another(self, record: Record) -> str:
+        """What the driver alone may say is said by the process that attached."""
+        fact = record.fact
+        if record.driver == self._driver or not fact.INPUT or self._history.run.driver is None or isinstance(fact, _OF_WHOEVER_COMES) or from_outside(fact):
+            return ""
+        return f"{record.type} is said by {record.driver}, and {self._driver} drives"
 
     def end(self, damage: tuple[int, str] | None) -> tuple[Invariant, ...]:
         """What the invariants say of the whole."""
         self._history.damage = damage
         return tuple(case.end() for case in self._cases)
+
+
+_OF_WHOEVER_COMES: Final = (f.RunForked, f.DriverAttached)
 
 
 def _out_of_order(record: Record, before: Record | None) -> str:
@@ -275,10 +290,11 @@ class _Case:
             self._note(sign)
             sign = next(self._signs)
 
-    def cannot(self, error: Exception) -> None:
-        """The invariant cannot be judged, which proves nothing."""
+    def cannot(self, error: Exception, position: int | None = None) -> None:
+        """From a position on the invariant cannot be judged, which proves nothing."""
         if self.send is not _nothing:
             self.send = _nothing
+            self._broken_at = self._broken_at or position
             self._found[True].append(f"it cannot be judged: {error}")
 
     def _note(self, sign: Sign) -> None:

@@ -7,7 +7,7 @@ from math import floor
 from refold.events import facts as f
 from refold.events.codec import Record, Stamp
 from refold.events.money import exact, shown
-from refold.events.settings import Policy
+from refold.events.settings import Budgets, Policy
 from refold.events.words import CallId, Reason
 from refold.fsm import limits
 from refold.fsm.calls import TOOL_ERRORS
@@ -20,19 +20,21 @@ from refold.projections.run import Run
 
 
 def iterations_are_bounded(history: History) -> Signs:
-    """Requests are numbered without a gap; turns, attempts and calls stay within what the run was given."""
+    """Requests are numbered without a gap; turns, attempts and calls stay within what the run was given, and nothing is begun once tokens, money or time are used up."""
     sums = history.sums
     retries: dict[CallId, int] = {}
     while (record := (yield None)) is not None:
         match record.fact:
             case f.ModelRequested() as request:
-                yield _bounded_request(record.position, request, sums, history.settings)
+                yield _bounded_request(record, request, sums, history.settings)
             case f.ToolStarted(call=call, attempt=attempt):
                 most = history.settings.budgets.max_tool_calls
                 if attempt > retries.get(call, 0) + 1:
                     yield broken(record.position, f"{call}: attempt {attempt} at {record.position}, and {retries.get(call, 0) + 1} are allowed")
                 elif most is not None and sums.calls > most and sums.started[call] == 1:  # what was begun before may be begun again
                     yield broken(record.position, f"{call}: call {sums.calls} of {most} at {record.position}")
+                elif spent := _spent(sums, history.settings.budgets, record.at):
+                    yield broken(record.position, f"{call}: started at {record.position}, after {spent}")
             case f.CallsChecked(checks=checks):
                 retries = {check.call: check.retries for check in checks}
             case f.CallSuperseded(call=call, check=check):
@@ -43,7 +45,8 @@ def iterations_are_bounded(history: History) -> Signs:
                 pass
 
 
-def _bounded_request(position: int, request: f.ModelRequested, sums: Sums, settings: Settings) -> Sign:
+def _bounded_request(record: Record, request: f.ModelRequested, sums: Sums, settings: Settings) -> Sign:
+    position = record.position
     words = f"turn {sums.turns}: request {request.number} at {position}"
     if request.number != sums.requests:
         return broken(position, f"{words}, which is the {sums.requests}. of the run")
@@ -55,7 +58,22 @@ def _bounded_request(position: int, request: f.ModelRequested, sums: Sums, setti
     most = settings.budgets.max_turns
     if most is not None and sums.turns > most:
         return broken(position, f"{words}, and {most} turns are allowed")
+    if spent := _spent(sums, settings.budgets, record.at):
+        return broken(position, f"{words}, after {spent}")
     return Sign(position, words)
+
+
+def _spent(sums: Sums, budgets: Budgets, at: int) -> str:
+    """What had been used up of tokens, money and time, if anything."""
+    if budgets.max_tokens is not None and sums.tokens >= budgets.max_tokens:
+        return f"{sums.tokens} tokens of {budgets.max_tokens}"
+    if budgets.max_cost_usd is not None and sums.cost_usd >= exact(budgets.max_cost_usd):
+        return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
+    if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
+        return f"{sums.active_us} us of {budgets.timeout_s} s"
+    if budgets.deadline is not None and at >= limits.instant(budgets.deadline):
+        return f"the deadline {budgets.deadline}"
+    return ""
 
 
 # -- I5

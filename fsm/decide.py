@@ -58,7 +58,7 @@ def written(run: Run, batch: Batch) -> tuple[list[Record], dict[Digest, bytes]]:
     return records, payloads
 
 
-def from_outside(fact: f.Input) -> bool:
+def from_outside(fact: f.Fact) -> bool:
     """Not what a tool said of its own call when the driver asked, in time or too late."""
     return fact.OUTSIDE and not (isinstance(fact, f.DoubtResolved | f.LateOutcome) and fact.by == "reconcile")
 

@@ -74,7 +74,7 @@ def count(sums: Sums, record: Record) -> None:
             sums.calls += call not in sums.started
             sums.started[call] = sums.started.get(call, 0) + 1
         case f.ToolSucceeded(elapsed_us=elapsed_us) | f.ToolFailed(elapsed_us=elapsed_us):
-            sums.active_us += elapsed_us
+            _took(sums, elapsed_us)
         case f.ToolCallsRequested() | f.FinalProposed() | f.ModelInterrupted() as output:
             unreported = output.unreported if isinstance(output, f.ModelInterrupted) else None
             said = _bytes(output) if sums.settles else sum(map(len, map(_encoded, (output.text, *(call.arguments_text for call in output.calls)))))
@@ -114,7 +114,7 @@ def count(sums: Sums, record: Record) -> None:
         case f.ContextCompacted(usage=usage, unreported=unreported, elapsed_us=elapsed_us):
             sums.compacted += record.source == "streaming_model"
             sums.summary = None
-            sums.active_us += elapsed_us
+            _took(sums, elapsed_us)
             for each in (usage, unreported):
                 if each is not None:
                     _add(sums, each)
@@ -145,7 +145,7 @@ def _bytes(fact: f.StreamCheckpointed | f.ModelFailed | f.ModelOutput) -> int:
 def _book(sums: Sums, usage: f.Usage | None, unreported: f.Usage | None, said: int, elapsed_us: int) -> None:
     sums.asked = sums.lost = False
     sums.on_the_way, sums.streamed, sums.since = None, 0, 0
-    sums.active_us += elapsed_us
+    _took(sums, elapsed_us)
     nothing = usage is not None and (usage.input_tokens, usage.output_tokens, usage.cost_usd) == (0, 0, None)
     if sums.settles and nothing and said:
         usage = None
@@ -174,7 +174,15 @@ def on_the_way(sums: Sums) -> Sums:
     return added
 
 
+def _took(sums: Sums, elapsed_us: int) -> None:
+    if elapsed_us < 0:
+        raise ValueError(f"{elapsed_us} us is no time")
+    sums.active_us += elapsed_us
+
+
 def _add(sums: Sums, usage: f.Usage) -> None:
+    if usage.input_tokens < 0 or usage.cached_input_tokens < 0 or usage.output_tokens < 0 or usage.reasoning_tokens < 0:
+        raise ValueError("fewer tokens than none were used")
     if usage.estimated:
         sums.estimated_tokens += usage.input_tokens + _written(usage)
     else:
@@ -182,6 +190,8 @@ def _add(sums: Sums, usage: f.Usage) -> None:
         sums.cached_input_tokens += usage.cached_input_tokens
         sums.output_tokens += _written(usage)
     cost = exact(usage.cost_usd) if usage.cost_usd is not None else _priced(usage, sums.price)
+    if cost < 0:
+        raise ValueError("less money than none was spent")
     if cost:  # fractions are slow to add
         sums.cost_usd += cost
 

@@ -23,6 +23,8 @@ class Forged(msgspec.Struct, frozen=True):
     turn: int | None = None
     begins: bool = False
     """Whether a batch begins here, whatever stands before."""
+    driver: str = "forger"
+    """Whose process says so."""
 
 
 def forge(steps: Sequence[f.Fact | Forged], run_id: str = "forged", *, at: int = 1_000_000) -> list[Record]:
@@ -42,7 +44,7 @@ def forge(steps: Sequence[f.Fact | Forged], run_id: str = "forged", *, at: int =
             batch = position
         edge = Edge(fact=fact, source=source, target=target, turn=turn if step.turn is None else step.turn)
         digest = records[-1].digest if records else NOTHING
-        record, payloads = write(edge, run=RunId(run_id), position=position, batch=batch, stamp=Stamp(at=at + batch, driver="forger"), before=digest)
+        record, payloads = write(edge, run=RunId(run_id), position=position, batch=batch, stamp=Stamp(at=at + batch, driver=step.driver), before=digest)
         assert not payloads, "a forged fact is small"
         records.append(record)
         state, before = target, fact

@@ -1,7 +1,7 @@
 """The audit finds what no run may do, in logs that are otherwise in perfect order, and nothing in those of honest runs."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -83,6 +83,18 @@ def turn(number: int, act: Act = LOOK) -> list[Step]:
     return [proposed(call), checked(call, act=act), accepted(call), started(call), succeeded(call), injected(call), request(number + 1)]
 
 
+def spending(*, elapsed_us: int = 0, **usage: Any) -> list[Step]:
+    """A turn whose request used something up."""
+    asks = replace(proposed(C1), usage=f.Usage(**usage), elapsed_us=elapsed_us)
+    return [asks, *turn(1)[1:]]
+
+
+def rejected_claim(*, elapsed_us: int = 0, **usage: Any) -> list[Step]:
+    """The same with an answer that is not accepted."""
+    claim = f.FinalProposed(text="Done.", usage=f.Usage(**usage), elapsed_us=elapsed_us)
+    return [claim, f.AnswerChecked(complaints=("no",)), f.FinalRejected(because="complaints", complaints=("no",))]
+
+
 def rejected(call: CallId) -> f.ToolRejected:
     return f.ToolRejected(call=call, kind="unknown_tool", message="no")
 
@@ -101,6 +113,8 @@ def completed(answer_at: int) -> f.RunCompleted:
 
 CLAIM: Final[list[Step]] = [f.FinalProposed(text="Done."), f.AnswerChecked()]
 ONE_CALL: Final[list[Step]] = [proposed(C1), checked(C1), accepted(C1)]
+LATE: Final = "1970-01-01T00:00:01.000003Z"
+"""Behind the first request of a forged log, and before what comes of it."""
 LOOSE: Final = Policy(max_duplicate_actions=99)
 SEND: Final = Act("send", effect="side_effect", retries=1)
 PAY: Final = Act("pay", effect="side_effect", approval=True)
@@ -125,6 +139,14 @@ VIOLATIONS: Final[list[tuple[str, str, list[Step], int]]] = [
     ("I4", "more attempts than the policy allows", [*begin(policy=Policy(max_provider_retries=0)), failed(), retry(2), request(2, 2)], 6),
     ("I4", "an attempt that is called the first", [*begin(), failed(), retry(2), request(2)], 6),
     ("I4", "more calls than the budget has", [*begin(Budgets(max_tool_calls=0)), *turn(1)], 7),
+    ("I4", "a call after the tokens were used up", [*begin(Budgets(max_tokens=5_000)), *spending(input_tokens=4_000, output_tokens=1_000)], 7),
+    ("I4", "a call after the money was used up", [*begin(Budgets(max_cost_usd="0.3")), *spending(cost_usd="0.3")], 7),
+    ("I4", "a call after the time was used up", [*begin(Budgets(timeout_s=2)), *spending(elapsed_us=2_000_000)], 7),
+    ("I4", "a call after the deadline", [*begin(Budgets(deadline=LATE)), *turn(1)], 7),
+    ("I4", "a request after the tokens were used up", [*begin(Budgets(max_tokens=4_200)), *rejected_claim(input_tokens=4_200), request(2, most=0)], 7),
+    ("I4", "a request after the money was used up", [*begin(Budgets(max_cost_usd="0.3")), *rejected_claim(cost_usd="0.4"), request(2)], 7),
+    ("I4", "a request after the time was used up", [*begin(Budgets(timeout_s=0.5)), *rejected_claim(elapsed_us=500_000), request(2)], 7),
+    ("I4", "a request after the deadline", [*begin(Budgets(deadline=LATE)), *rejected_claim(), request(2)], 7),
     (
         "I4",
         "a call that is tried more often than it may",
@@ -352,6 +374,20 @@ def test_a_move_that_no_row_allows_is_illegal_at_its_place_and_the_rest_is_still
     assert "own epoch" in audit.legal.why
 
 
+@pytest.mark.parametrize(
+    "fact", [succeeded(C1), not_done(C1), f.DriverDetached(epoch=1), f.DoubtResolved(call=C1, verdict="unknown", who="eve", by="reconcile")]
+)
+def test_what_the_driver_alone_may_say_is_said_by_no_other_process(fact: f.Fact) -> None:
+    audit = audited([*begin(), *ONE_CALL, started(C1), Forged(fact, driver="eve@elsewhere:1")])
+    assert (audit.chain.ok, audit.legal.ok, audit.legal.broken_at) == (True, False, 8)
+    assert audit.legal.why == f"{fact.TAG} is said by eve@elsewhere:1, and forger drives"
+
+
+@pytest.mark.parametrize("fact", [f.UserSaid(text="hi", who="ann"), f.CancelRequested(who="ann"), f.LateOutcome(call=C1, outcome="it came back"), attached(2)])
+def test_whoever_comes_may_say_what_comes_from_outside(fact: f.Fact) -> None:
+    assert audited([*begin(), *ONE_CALL, started(C1), Forged(fact, driver="ann@elsewhere:1")]).legal.ok
+
+
 def test_a_batch_is_what_happened_and_then_what_follows() -> None:
     # given a batch that begins with what should have followed, and one in which something happened in between
     at_once = forge([*begin()[:2], Forged(request(1), begins=True)])
@@ -390,6 +426,16 @@ def test_money_is_added_up_exactly_however_long_it_is() -> None:
     run.answer(usage=f.Usage(cost_usd="0.2"))
     assert run.audit().ok
     assert run.run.spent.cost_usd == "0.3" + "0" * 60 + "1"
+
+
+@pytest.mark.parametrize(
+    "spent", [{"elapsed_us": -9_000_000_000}, {"cost_usd": "-100"}, *({each: -1} for each in ("input_tokens", "output_tokens", "cached_input_tokens"))]
+)
+def test_less_than_nothing_is_not_what_a_run_may_spend(spent: dict[str, Any]) -> None:
+    # given a turn that gives back what was used up
+    audit = audited([*begin(), *spending(**spent)])
+    # then whatever rests on the sums cannot be judged from there on
+    assert failing(audit) == {"I4": 4, "I5": 4, "I12": 4}
 
 
 @pytest.mark.parametrize("amount", ["a lot", "", "NaN", "-Infinity", "1e999999999", "1e-999999999"])
