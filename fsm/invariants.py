@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from refold.events import facts as f
+from refold.events.chain import signature_of
 from refold.events.words import CallId
 from refold.fsm import bounds, repeats, sensitive
 from refold.fsm.history import History, Judge, Sign, Signs, broken
@@ -53,7 +54,8 @@ def model_runs_nothing(history: History) -> Signs:
 
 
 def executed_calls_were_validated(history: History) -> Signs:
-    """Whatever is started was checked and accepted before."""
+    """Whatever is started was checked and accepted before, with the arguments that it is known by."""
+    names: dict[CallId, str] = {}
     checked: dict[CallId, tuple[int, str]] = {}
     accepted: set[CallId] = set()
     while (record := (yield None)) is not None:
@@ -71,12 +73,24 @@ def executed_calls_were_validated(history: History) -> Signs:
                     yield Sign(position, f"{call}: checked at {at}, started at {position}")
             case f.CallsChecked(checks=checks):
                 checked, accepted = {check.call: (position, check.kind) for check in checks}, set()
+                for check in checks:
+                    if _is_of_another(check, names):
+                        yield broken(position, f"{check.call}: checked at {position} with other arguments than its signature is of")
             case f.CallSuperseded(call=call, check=check):
                 checked[call] = (position, check.kind)
+                if _is_of_another(check, names):
+                    yield broken(position, f"{call}: allowed at {position} with other arguments than its signature is of")
+            case f.ToolCallsRequested(calls=requested):
+                names = {each.id: each.name for each in requested}
             case f.ToolCallsAccepted(calls=calls):
                 accepted |= set(calls)
             case _:
                 pass
+
+
+def _is_of_another(check: f.Check, names: Mapping[CallId, str]) -> bool:
+    """Whether the signature of a call that may run, by which it is counted and approved, is not that of its name and arguments."""
+    return check.kind == "success" and check.signature != signature_of([names.get(check.call, ""), check.arguments])
 
 
 def every_call_has_one_observation(history: History) -> Signs:
@@ -219,7 +233,7 @@ INVARIANTS: Final[dict[str, Named]] = {
     "I1": Named(
         "the model never executes tools", model_runs_nothing, (f.DriverAttached, f.DriverDetached, f.RunForked, f.ToolStarted, *_OUTCOMES, f.LateOutcome)
     ),
-    "I2": Named("every executed call was validated first", executed_calls_were_validated, (*_CHECKS, f.ToolCallsAccepted, f.ToolStarted)),
+    "I2": Named("every executed call was validated first", executed_calls_were_validated, (f.ToolCallsRequested, *_CHECKS, f.ToolCallsAccepted, f.ToolStarted)),
     "I3": Named(
         "every call ends in exactly one observation",
         every_call_has_one_observation,

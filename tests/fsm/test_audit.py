@@ -33,8 +33,8 @@ def request(number: int, attempt: int = 1, most: int = 4_096) -> f.ModelRequeste
     return f.ModelRequested(number=number, attempt=attempt, digest=Digest("x" * 43), max_output_tokens=most, estimated_input_tokens=10)
 
 
-def proposed(*calls: CallId) -> f.ToolCallsRequested:
-    return f.ToolCallsRequested(calls=tuple(f.ProposedCall(id=call, name="look") for call in calls))
+def proposed(*calls: CallId, act: Act = LOOK) -> f.ToolCallsRequested:
+    return f.ToolCallsRequested(calls=tuple(f.ProposedCall(id=call, name=act.name) for call in calls))
 
 
 def checked(*calls: CallId, act: Act = LOOK) -> f.CallsChecked:
@@ -80,7 +80,7 @@ def injected(*calls: CallId) -> f.ToolResultsInjected:
 def turn(number: int, act: Act = LOOK) -> list[Step]:
     """A whole honest turn with one call, and the request after it."""
     call = CallId(f"t{number}.1")
-    return [proposed(call), checked(call, act=act), accepted(call), started(call), succeeded(call), injected(call), request(number + 1)]
+    return [proposed(call, act=act), checked(call, act=act), accepted(call), started(call), succeeded(call), injected(call), request(number + 1)]
 
 
 def spending(*, elapsed_us: int = 0, **usage: Any) -> list[Step]:
@@ -118,8 +118,8 @@ LATE: Final = "1970-01-01T00:00:01.000003Z"
 LOOSE: Final = Policy(max_duplicate_actions=99)
 SEND: Final = Act("send", effect="side_effect", retries=1)
 PAY: Final = Act("pay", effect="side_effect", approval=True)
-ONE_SEND: Final[list[Step]] = [proposed(C1), checked(C1, act=SEND), accepted(C1)]
-ONE_PAY: Final[list[Step]] = [proposed(C1), checked(C1, act=PAY), accepted(C1)]
+ONE_SEND: Final[list[Step]] = [proposed(C1, act=SEND), checked(C1, act=SEND), accepted(C1)]
+ONE_PAY: Final[list[Step]] = [proposed(C1, act=PAY), checked(C1, act=PAY), accepted(C1)]
 
 VIOLATIONS: Final[list[tuple[str, str, list[Step], int]]] = [
     ("I1", "an outcome of a call that nobody started", [*begin(), *ONE_CALL, succeeded(C1), injected(C1), request(2)], 7),
@@ -128,6 +128,7 @@ VIOLATIONS: Final[list[tuple[str, str, list[Step], int]]] = [
     ("I1", "a late outcome of a call that never ran", [*begin(), f.LateOutcome(call=C1, outcome="it came back")], 4),
     ("I2", "a call that was never checked", [*begin(), proposed(C1), accepted(C1), started(C1)], 6),
     ("I2", "a call that was refused and ran", [*begin(), proposed(C1), checked(C1, act=Act("look", kind="invalid_arguments")), accepted(C1), started(C1)], 7),
+    ("I2", "a call that runs with other arguments than it is known by", [*begin(), proposed(C1), checked(C1, act=PAY), accepted(C1)], 5),
     ("I2", "a call that was not accepted", [*begin(), proposed(C1, C2), checked(C1, C2), accepted(C1), started(C2)], 7),
     ("I3", "two results of one call", [*begin(), *ONE_CALL, started(C1), succeeded(C1), f.ToolClosed(call=C1, kind="cancelled", message="no")], 9),
     ("I3", "a result of a call of an earlier turn", [*begin(), *turn(1), f.ClarificationReceived(call=C1, text="again", who="ann")], 11),
@@ -175,7 +176,7 @@ VIOLATIONS: Final[list[tuple[str, str, list[Step], int]]] = [
     ("I12", "a request that may write more than is left", [*begin(Budgets(max_tokens=2_000))[:-1], request(1, most=2_000)], 3),
     ("I12", "a record of a turn that was not begun", [*begin(), Forged(f.UserSaid(text="hi", who="ann"), turn=2)], 4),
     ("I15", "a side effect that is begun again under another key", [*begin(), *ONE_SEND, started(C1), not_done(C1), started(C1, 2, key="other")], 9),
-    ("I15", "two calls under one key", [*begin(), proposed(C1, C2), checked(C1, C2, act=SEND), accepted(C1, C2), started(C1), started(C2)], 8),
+    ("I15", "two calls under one key", [*begin(), proposed(C1, C2, act=SEND), checked(C1, C2, act=SEND), accepted(C1, C2), started(C1), started(C2)], 8),
     ("I15", "a side effect that is begun again though it may have taken place", [*begin(), *ONE_SEND, started(C1), attached(2), started(C1)], 9),
 ]
 
