@@ -77,10 +77,12 @@ def differences(left: Sequence[TurnView], right: Sequence[TurnView], *, forked: 
         for view in (*left[place : place + 1], *right[place : place + 1]):
             view.parted = True
     explained = False  # once something differs, all later prompts do, and that is no news
+    here, there = left[0], right[0]
     for n, m in [(0, 0), *_shifted(_aligned_alike(left[1:], right[1:]), 1, 1)]:
         one, other = None if n is None else left[n], None if m is None else right[m]
+        here, there = one or here, other or there
         if one is None or other is None:
-            made.append(_alone(one, other))
+            made.append(_alone(one, other, _set_otherwise(here, there, (here if one else there).changed)))
             explained = True
             continue
         pair = _pair(one, other, explained)
@@ -186,23 +188,26 @@ def _shifted(pairs: Iterator[Places], n: int, m: int) -> Iterator[Places]:
 # -- what is another in two turns
 
 
-def _alone(one: TurnView | None, other: TurnView | None) -> Pair:
-    """A turn that one of the runs has alone: all that is in it differs."""
-    view = one or other
-    assert view is not None
-    found = tuple(_turn(one.fields if one else {}, other.fields if other else {}))
+def _alone(one: TurnView | None, other: TurnView | None, settings: Sequence[Difference]) -> Pair:
+    """A turn that one of the runs has alone: all that is in it differs, and the settings that became others in it from those that the other run has there."""
+    found = (*settings, *_turn(one.fields if one else {}, other.fields if other else {}))
     return Pair(left=one.number if one else None, right=other.number if other else None, verdict="only_left" if one else "only_right", differences=found)
 
 
 def _pair(one: TurnView, other: TurnView, explained: bool) -> Pair:
     same_prompt = one.prompt == other.prompt if one.number and other.number else None
-    changed = sorted(one.changed | other.changed)
-    found = [d for name in changed for d in _value(name, one.settings.get(name), other.settings.get(name))]
+    changed = one.changed | other.changed
+    found = _set_otherwise(one, other, changed)
     if encoded(one.fields) != encoded(other.fields):
         found += _turn(one.fields, other.fields)
     if same_prompt is False and not explained and not any(d.field.split("[")[0] in SHOWN or d.field in changed for d in found):
         found.insert(0, Difference(field="prompt", left=one.prompt, right=other.prompt))
     return Pair(left=one.number, right=other.number, verdict="changed" if found else "same", same_prompt=same_prompt, differences=tuple(found))
+
+
+def _set_otherwise(one: TurnView, other: TurnView, changed: set[str]) -> list[Difference]:
+    """The settings among these that are others in the two."""
+    return [found for name in sorted(changed) for found in _value(name, one.settings.get(name), other.settings.get(name))]
 
 
 SHOWN: Final = ("said", "summary", "context", "wrap_up")

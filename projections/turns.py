@@ -88,7 +88,7 @@ class Course:
         self._close(self.run)
         last = self._turns[-1]
         last.fields = {**self._next, **last.fields}
-        last.changed |= self._changed
+        last.settings, last.changed = self._settings, last.changed | self._changed
         return self._turns
 
     # -- turns begin and end
@@ -96,7 +96,7 @@ class Course:
     def _requested(self, before: Run, fact: f.ModelRequested, after: Run) -> None:
         if after.turn != before.turn:
             self._close(before)
-            self._turns.append(TurnView(number=after.turn, changed=self._changed))
+            self._turns.append(TurnView(number=after.turn, settings=self._settings, changed=self._changed))
             self._now, self._next, self._changed, self._open, self._since = self._next, {}, set(), None, before.spent
             if fact.wrap_up:
                 self._now["wrap_up"] = True
@@ -106,9 +106,8 @@ class Course:
     def _close(self, run: Run) -> None:
         """The open turn is over; `run` is as it ended."""
         view, turn = self._turns[-1], self._open
-        view.settings = self._settings
         if not view.number:
-            view.fields = {**self._now, **self._settings}
+            view.fields = {**self._now, **view.settings}
             return
         view.fields = self._now | _spent(self._since, run.spent)
         if turn is not None:
@@ -229,12 +228,14 @@ class Course:
         """The settings became others: for the turn that is going on, or else for the next."""
         old, self._settings = self._settings, settings_of(after.begun)
         if before.setup is None:
+            self._turns[-1].settings = self._settings
             return
         changed = {name for name in old.keys() | self._settings.keys() if old.get(name) != self._settings.get(name)}
         if after.state in ("idle", "injecting_tool_results"):
             self._changed |= changed
         else:
-            self._turns[-1].changed |= changed
+            view = self._turns[-1]
+            view.settings, view.changed = self._settings, view.changed | changed
 
     def _forked(self, before: Run, fact: f.RunForked, after: Run) -> None:
         """A fork may be told something, in the request that is open or in the next, and may have results otherwise than its parent."""

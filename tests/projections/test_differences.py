@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from refold import Agent, Budgets, ScriptedModel, Store, diff, open_store, tool
+from refold import Agent, Budgets, Policy, ScriptedModel, Store, diff, open_store, tool
 from refold.events.codec import Record
 from refold.projections.differences import Pair, differences
 from refold.projections.turns import TurnView
@@ -222,6 +222,50 @@ def test_what_a_fork_changed_is_in_the_turn_in_which_it_did(store: Store) -> Non
         }
         assert not found.turns[2].same_prompt
         assert [fields(pair) for pair in found.turns[3:]] == [{}]
+
+
+def settled(store: Store, name: str) -> int:
+    """Where the last results of a run are in."""
+    return next(record.position for record in reversed(list(store.read(name))) if record.type == "tool_results_injected")
+
+
+def test_a_turn_that_forks_of_forks_share_has_the_settings_it_was_made_under(store: Store) -> None:
+    # given a run and three forks, each of the one before where its last results are in, and each otherwise in everything
+    @tool(effect="read", name="look")
+    def far(at: str, far: bool = True) -> dict[str, Any]:
+        """Looks."""
+        return {"seen": at}
+
+    run(store, "f0", *looks("north"), DONE)
+    for n, (tools, instructions) in enumerate([((far,), "Look far."), ((look,), "Be brief."), ((far,), "Be quick.")], 1):
+        changed = Agent(
+            model=ScriptedModel([*looks(f"place {n}"), DONE]),
+            tools=list(tools),
+            instructions=instructions,
+            budgets=Budgets(max_turns=12 - n),
+            policy=Policy(cycle_repeats=3 + n),
+        )
+        changed.fork_sync(f"f{n - 1}", settled(store, f"f{n - 1}"), store=store, new_id=f"f{n}")
+    # when each is compared with each
+    for left, right in permutations(["f0", "f1", "f2", "f3"], 2):
+        found = diff(store, left, right)
+        assert found.shared is not None
+        # then what both share is the same, and the first turn behind the split says what was set otherwise in it
+        shared = found.shared.turn
+        assert verdicts(found.turns)[: shared + 1] == [(n, n, "same") for n in range(shared + 1)]
+        behind = [field for pair in found.turns[shared + 1 :] for field in fields(pair)]
+        assert {"instructions", "settings.budgets.max_turns", "settings.policy.cycle_repeats"} < set(behind)
+
+
+def test_what_was_set_otherwise_for_a_turn_that_one_run_has_alone_is_said_in_it(store: Store) -> None:
+    # given a fork under other limits that makes a turn more, and then ends as its parent did
+    run(store, "a", *looks("north"), DONE)
+    longer = Agent(model=ScriptedModel([*looks("south"), DONE]), tools=[look], instructions="You look around.", budgets=Budgets(max_turns=6))
+    longer.fork_sync("a", settled(store, "a"), store=store, new_id="b")
+    # then the limits are said of the turn that has no other beside it
+    found = diff(store, "a", "b")
+    assert verdicts(found.turns)[2:] == [(None, 2, "only_right"), (2, 3, "minor")]
+    assert fields(found.turns[2])["settings.budgets.max_turns"] == (12, 6)
 
 
 def test_an_unknown_run_is_said_so(store: Store) -> None:
