@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from refold.events import facts as f
-from refold.events.codec import Unreadable, read
+from refold.events import facts as f, money
+from refold.events.codec import Unreadable, read, read_line
 from refold.events.payloads import Load
 from refold.events.words import Digest, RunId
 from refold.fsm import causes
@@ -20,7 +20,8 @@ from refold.fsm.divergence import Difference, Divergence, diverges
 from refold.fsm.machine import Illegal, empty, step
 from refold.fsm.otherwise import Verdict
 from refold.fsm.replay import Ask, Stored, replay_rows
-from refold.fsm.whatif import Change, WhatIf, cut_short, what_if
+from refold.fsm.whatif import Change, Saved, WhatIf, cut_short, what_if
+from refold.projections import forking
 from refold.projections.evidence import cited
 from refold.projections.run import Run
 from refold.projections.transcript import Transcript
@@ -36,12 +37,16 @@ from refold.runtime.transfer import Export
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for one run; `what_if` is what would have been decided otherwise where something was changed."""
+    """The outcome for one run; `what_if` is what would have been decided otherwise where something was changed.
+
+    `saved_itself` is what of the saving the run recorded itself: what a fork inherits was used once, by its parents.
+    """
 
     run_id: str
     events: int
     divergence: Divergence | None
     what_if: WhatIf | None = None
+    saved_itself: Saved | None = None
 
     @property
     def identical(self) -> bool:
@@ -61,7 +66,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         """The documented shape."""
         divergence = msgspec.to_builtins(self.divergence) if self.divergence is not None else None
         told = {"run_id": self.run_id, "events": self.events, "identical": self.identical, "divergence": divergence}
-        return told | (msgspec.to_builtins(self.what_if) if self.what_if is not None else {})
+        if self.what_if is not None:
+            told |= msgspec.to_builtins(self.what_if) | {"saved_itself": msgspec.to_builtins(self.saved_itself)}
+        return told
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,35 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     told = what_if(run_id, recording.rows(), load, changes or {}, ask()) if changes is not None or agent is not None else None
     if told is not None and damage is not None:
         told = cut_short(told, damage[0] - 1, damage[1])
-    return Replayed(run_id=run_id, events=derived.events, divergence=divergence, what_if=told)
+    saved = told.saved if told is not None else None
+    return Replayed(run_id=run_id, events=derived.events, divergence=divergence, what_if=told, saved_itself=_itself(recording, saved) if saved else None)
+
+
+# -- what forks inherit
+
+
+def _itself(recording: Recording, saved: Saved) -> Saved:
+    """What of a saving a run recorded itself: no more than it used since it was split off."""
+    _, first = next(iter(recording.rows()))
+    if read_line(first).run == recording.run_id:
+        return saved
+    own = _used_itself(recording)
+    return Saved(turns=min(saved.turns, own.turns), tokens=min(saved.tokens, own.tokens), cost_usd=min(saved.cost_usd, own.cost_usd, key=money.exact))
+
+
+def _used_itself(recording: Recording) -> Saved:
+    """What a fork used behind the place where it was split off, as far as its log can be followed."""
+    run = split = empty(RunId(recording.run_id))
+    with suppress(Illegal, Unreadable, LookupError):
+        for _, stored in recording.rows():
+            record = read(stored, recording.load)
+            run = step(run, record)
+            if isinstance(record.fact, f.RunForked):
+                split = forking.unasked(run) if run.asked == "inherited" else run
+    return Saved(turns=run.turn - split.turn, tokens=run.spent.tokens - split.spent.tokens, cost_usd=money.subtract(run.spent.cost_usd, split.spent.cost_usd))
+
+
+# -- today's code of the agent
 
 
 def asking_again(recording: Recording, agent: Agent) -> Ask:

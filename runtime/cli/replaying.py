@@ -87,7 +87,7 @@ def _told(store: Store | None, agent: Agent | None, changes: Mapping[str, Any] |
     except UnsupportedEngine as error:  # nobody knows what would follow, which is not the same as another thing
         told = {"run_id": recording.run_id, "events": None, "identical": None, "divergence": None, "error": str(error)}
         if agent is not None or changes is not None:
-            told |= msgspec.to_builtins(WhatIf(verdict="cannot be told", horizon=0, evidence=str(error)))
+            told |= msgspec.to_builtins(WhatIf(verdict="cannot be told", horizon=0, evidence=str(error))) | {"saved_itself": None}
     except OtherHistory as error:
         told = _unfit(recording, "", f"environment: {error}", asked=agent is not None or changes is not None)
     except (StoreUnavailable, Refused):
@@ -164,6 +164,12 @@ def _saving(saved: Told | None) -> str:
     return f" (saving {_sums([saved])})" if saved else ""
 
 
+def _saving_in_all(found: Sequence[Told]) -> str:
+    """What runs save together: each counts with what it recorded itself, since its parents used what it inherits."""
+    inherited = any(told["saved_itself"] != told["saved"] for told in found)
+    return f" (saving {_sums([told['saved_itself'] for told in found])}{', without what forks inherited' * inherited})" if found else ""
+
+
 def _sums(saved: Sequence[Told]) -> str:
     """What was saved, summed exactly."""
     usd = "0"
@@ -176,9 +182,7 @@ def _sums(saved: Sequence[Told]) -> str:
 def _total(found: Sequence[Told]) -> str:
     """The last line: how many of each kind."""
     verdicts = Counter(told.get("verdict") or ("cannot be told" if "error" in told else "identical" if told["identical"] else "diverge") for told in found)
-    saved = [told["saved"] for told in found if told.get("saved")]
-    pieces = []
-    for verdict, number in verdicts.most_common():
-        pieces.append(f"{thousands(number)} {verdict}" + (f" (saving {_sums(saved)})" if saved and verdict == "would stop earlier" else ""))
+    saving = _saving_in_all([told for told in found if told.get("saved")])
+    pieces = [f"{thousands(number)} {verdict}" + (saving if verdict == "would stop earlier" else "") for verdict, number in verdicts.most_common()]
     parted = sum(told["identical"] is False for told in found if "verdict" in told)
     return f"{counted(len(found), 'run')}: {', '.join(pieces)}" + (f"; {thousands(parted)} diverge" if parted else "")

@@ -175,6 +175,33 @@ def test_a_fork_is_asked_with_all_that_it_inherits_and_one_without_its_parent_is
     assert "import it first" in done.json[-1]["divergence"]["cause"]
 
 
+def fork(shell, run_id, number, child, *turns):
+    """A fork where the results of a run's turn are in."""
+    at = [line["position"] for line in map(json.loads, shell("log", run_id, "--json").out.splitlines()) if line["type"] == "tool_results_injected"][number - 1]
+    words = ("--agent", "crew:agent", "--model", "script:" + shell.write(f"{child}.json", json.dumps(turns)), "--no-input")
+    assert shell("fork", run_id, "--at", str(at), "--run-id", child, *words).code == exits.COMPLETED
+
+
+def test_what_forks_inherit_is_saved_once_in_the_total(both):
+    # given a run of four turns, a fork of it behind the second, and a fork of that one behind the third: eight turns that were paid for, six of them cost something
+    fork(both, "long", 2, "child", *LOOKS[:2], DONE)
+    fork(both, "child", 3, "grandchild", DONE)
+    # when it is asked what a limit of one turn would have saved in all
+    done = both("replay", "--all", "--set", "budgets.max_turns=1", "--set", "policy.wrap_up=false")
+    # then each run says what it saves of its history, and the total counts what each made itself
+    lines = {line.split()[1]: line for line in done.out.splitlines()}
+    assert "(saving 3 turns, 330 tokens, 0.02 USD)" in lines["long"]
+    assert "(saving 4 turns, 440 tokens, 0.03 USD)" in lines["child"]
+    assert "(saving 3 turns, 330 tokens, 0.02 USD)" in lines["grandchild"]
+    total = "4 runs: 3 would stop earlier (saving 7 turns, 770 tokens, 0.04 USD, without what forks inherited), 1 unaffected"
+    assert done.out.splitlines()[-1] == total
+    # also where they are files, and where the parent is not asked
+    names = [exported(both, name) for name in ("long", "child", "grandchild")]
+    assert both("replay", *names, "short", "--set", "budgets.max_turns=1", "--set", "policy.wrap_up=false").out.splitlines()[-1] == total
+    told = both("replay", "child", "grandchild", "--set", "budgets.max_turns=1", "--set", "policy.wrap_up=false", "--json").json
+    assert [(one["saved"]["turns"], one["saved_itself"]["turns"]) for one in told] == [(4, 3), (3, 1)]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
