@@ -132,6 +132,8 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     told = what_if(run_id, recording.rows(), load, changes or {}, ask()) if changes is not None or agent is not None else None
     if told is not None and damage is not None:
         told = cut_short(told, damage[0] - 1, damage[1])
+    if told is not None and agent is not None:
+        told = _with_schemas(told, recording, agent)
     saved = told.saved if told is not None else None
     return Replayed(run_id=run_id, events=derived.events, divergence=divergence, what_if=told, saved_itself=_itself(recording, saved) if saved else None)
 
@@ -214,6 +216,19 @@ def _again(agent: Agent, consults: Consults, run: Run, transcript: Transcript, f
             return judged
         case _:
             return fact
+
+
+def _with_schemas(told: WhatIf, recording: Recording, agent: Agent) -> WhatIf:
+    """Requests that are others by the schema of the answer alone, which their digests do not cover, differ in that schema."""
+
+    def named(change: Change) -> Change:
+        if change.field != "data.digest" or change.recorded != change.derived:
+            return change
+        begun = read(next(iter(recording.rows()))[1], recording.load).fact
+        assert isinstance(begun, f.RunStarted | f.RunContinued)
+        return msgspec.structs.replace(change, field="answer_schema", recorded=begun.setup.answer_schema, derived=agent.answer_schema)
+
+    return msgspec.structs.replace(told, changes=tuple(map(named, told.changes)))
 
 
 def _declared(agent: Agent, setup: f.Setup) -> f.Setup:

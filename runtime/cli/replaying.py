@@ -24,7 +24,7 @@ from refold.runtime.agent import Agent
 from refold.runtime.cli import diverging, lookup, options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, USAGE, Refused
 from refold.runtime.cli.naming import exported, some_named
-from refold.runtime.cli.render import Page, counted, one_line, thousands, width_of
+from refold.runtime.cli.render import Page, compact, counted, one_line, thousands, width_of
 from refold.runtime.cli.several import Check, Named, Told, each, every_named, store_of, there
 from refold.runtime.store import Store
 
@@ -150,14 +150,19 @@ def _changed(told: Told, page: Page) -> list[str]:
     lines = []
     for change in told.get("changes", ()):
         place = f"{change['position']}" + (f", {change['call_id']}" if change["call_id"] else "")
-        derived = "?" if change["verdict"] == "cannot be told" else one_line(str(change["derived"]), 60)
-        values = f"{one_line(str(change['recorded']), 60)} -> {derived}"
+        derived = "?" if change["verdict"] == "cannot be told" else _value(change["derived"])
+        values = f"{_value(change['recorded'])} -> {derived}"
         lines += page.paragraphs(f"{place}: {change['field'].removeprefix('data.')} {values}: {one_line(change['because'], 400)}", "    ")
     if told.get("evidence"):
         lines += page.paragraphs(f"evidence: {one_line(told['evidence'], 400)}", "    ")
     for assumed in told.get("assumed", ()):
         lines += page.paragraphs(f"assuming that {one_line(assumed)}", "    ")
     return lines
+
+
+def _value(value: Any) -> str:
+    """A value of a change, in a few words."""
+    return "nothing" if value is None else one_line(value if isinstance(value, str) else compact(value), 60)
 
 
 def _saving(saved: Told | None) -> str:

@@ -87,6 +87,11 @@ def test_an_agent_of_today_is_compared_and_asked_what_it_would_have_decided(both
     assert both("replay", "long", "--agent", "crew:agent").code == exits.COMPLETED
 
 
+def test_an_agent_with_another_schema_of_its_answer_is_told_by_that_schema(both):
+    both.write("strict.py", (both.folder / "crew.py").read_text().replace('name="crew"', 'name="crew", answer_schema={"type": "object"}'))
+    assert '    3: answer_schema nothing -> {"type":"object"}: the agent\'s answer_schema' in both("replay", "short", "--agent", "strict:agent").out
+
+
 def test_files_are_derived_without_store_and_code_also_from_standard_input(both):
     name, told = exported(both), both("replay", "long", "--set", TURNS, "--json").json[0]
     for words, stdin in (((name,), ""), (("-",), (both.folder / name).read_text())):

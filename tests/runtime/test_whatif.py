@@ -143,6 +143,25 @@ def test_todays_agent_is_a_what_if_too() -> None:
     assert replay(store, "one", made).verdict == "unaffected"
 
 
+SCHEMA: Final = {"type": "object"}
+
+
+@pytest.mark.parametrize(("recorded", "today"), [(None, SCHEMA), (SCHEMA, None), (SCHEMA, {"type": "string"})])
+def test_another_schema_of_the_answer_is_what_differs_and_not_a_digest_that_is_the_same(recorded: dict[str, Any] | None, today: dict[str, Any] | None) -> None:
+    # given a run, and an agent that is as it was but for the schema of its answer, which no digest of a request covers
+    store = open_store("memory:")
+    Agent(ScriptedModel([{"text": "Done."}]), "", TOOLS, answer_schema=recorded).run_sync("Do it.", store=store, run_id="one")
+    told = replay(store, "one", Agent(ScriptedModel([]), "", TOOLS, answer_schema=today))
+    # then both schemas are told, where they are first sent
+    (change,) = told.changes
+    assert (change.position, change.field, change.recorded, change.derived) == (3, "answer_schema", recorded, today)
+    assert (told.verdict, told.as_json()["changes"][0]["derived"]) == ("would show the model something else", today)
+    # and where the request shows something else besides, it is another by its digest
+    (change,) = replay(store, "one", Agent(ScriptedModel([]), "Be brief.", TOOLS, answer_schema=today)).changes
+    assert change.field == "data.digest"
+    assert change.recorded != change.derived
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
