@@ -117,32 +117,46 @@ def apply(
     """Budgets, policy, context and the model's settings with every `section.field=value` applied. Raises WrongSetting."""
     values: dict[str, dict[str, Any]] = {"budgets": asdict(budgets), "policy": asdict(policy), "context": asdict(context or recorded.Context())}
     model: dict[str, Any] = {}
-    for assignment in assignments:
-        section, field, text = _assigned(assignment)
-        if section == "model":
-            model[field] = _value(text)
-        else:
-            values[section][field] = _checked(section, field, _written(field, text), text)
+    for (section, field), value in _read(assignments).items():
+        (model if section == "model" else values[section])[field] = value
     return Budgets(**values["budgets"]), Policy(**values["policy"]), Context(**values["context"]), model
 
 
 def changes_of(assignments: Iterable[str]) -> dict[str, Any]:
     """Settings by path, such as `budgets.max_turns`, from `section.field=value`; those of the model are none that a recording can be asked about. Raises WrongSetting."""
-    parts = [_assigned(assignment) for assignment in assignments]
-    return checked({f"{section}.{field}": _written(field, text) for section, field, text in parts})
+    return {_askable(section, field): value for (section, field), value in _read(assignments).items()}
 
 
 def checked(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by path, each as its field takes it. Raises WrongSetting."""
     made: dict[str, Any] = {}
-    for path, value in changes.items():
-        section, field = _known(path)
-        if section == "model":
-            raise WrongSetting(
-                f"--set {path}: no recording tells what a model would say under other settings; ask it with: refold fork RUN --at N --set {path}=..."
-            )
+    for name, value in changes.items():
+        section, field = _known(name)
+        path = _askable(section, field)
         made[path] = _checked(section, field, value, "none" if value is None else str(value))
     return made
+
+
+def _askable(section: str, field: str) -> str:
+    """The path of a setting that a recording can be asked about. Raises WrongSetting."""
+    path = f"{section}.{field}"
+    if section == "model":
+        raise WrongSetting(
+            f"--set {path}: no recording tells what a model would say under other settings; ask it with: refold fork RUN --at N --set {path}=..."
+        )
+    return path
+
+
+def _read(assignments: Iterable[str]) -> dict[tuple[str, str], Any]:
+    """Values by section and field. Raises WrongSetting, also where one is given twice with different values."""
+    made: dict[tuple[str, str], tuple[Any, str]] = {}
+    for assignment in assignments:
+        section, field, text = _assigned(assignment)
+        value = _value(text) if section == "model" else _checked(section, field, _written(field, text), text)
+        first, typed = made.setdefault((section, field), (value, assignment))
+        if (type(first), first) != (type(value), value):  # 1 is not true
+            raise WrongSetting(f"--set {typed} and --set {assignment} say different things: give one of the two")
+    return {name: value for name, (value, _) in made.items()}
 
 
 def _assigned(assignment: str) -> tuple[str, str, str]:
@@ -163,9 +177,9 @@ def _known(path: str) -> tuple[str, str]:
 
 def _written(field: str, text: str) -> Any:
     """A value as it is typed: `none` lifts a limit, commas make a sequence, `true` and `false` are what they say."""
-    value: Any = None if text.strip().lower() in ("none", "null", "") else text.strip()
-    if field == "cycle_lengths" and isinstance(value, str):
-        return tuple(part.strip() for part in value.strip("[]()").split(",") if part.strip())
+    value = None if text.strip().lower() in ("none", "null", "") else text.strip()
+    if field == "cycle_lengths":
+        return tuple(part.strip() for part in (value or "").strip("[]()").split(",") if part.strip())
     return value
 
 
@@ -194,8 +208,12 @@ def _value(text: str) -> Any:
 
 
 def _nearest(section: str, field: str) -> str:
+    """The setting that was meant, where a name is near; else those there are."""
     from difflib import get_close_matches
 
-    names = [f"{name}.{item.name}" for name, kind in SECTIONS.items() for item in fields(kind)]
-    near = get_close_matches(f"{section}.{field}", names, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; the sections are {', '.join(SECTIONS)} and model"
+    paths = {item.name: f"{name}.{item.name}" for name, kind in SECTIONS.items() for item in fields(kind)}
+    if near := get_close_matches(field, paths, n=1):
+        return f"; did you mean {paths[near[0]]}?"
+    if section in SECTIONS:
+        return f"; those of {section} are {', '.join(item.name for item in fields(SECTIONS[section]))}"
+    return f"; the sections are {', '.join(SECTIONS)} and model"

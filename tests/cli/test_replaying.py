@@ -214,6 +214,11 @@ def test_what_forks_inherit_is_saved_once_in_the_total(both):
         (("--set", "budgets.max_turns"), "SECTION.FIELD=VALUE"),
         (("--set", "budgets.max_turns=none=1"), "budgets.max_turns"),
         (("--set", "model.temperature=1"), "fork"),
+        (("--set", "budget.max_turns=3"), "did you mean budgets.max_turns?"),
+        (("--set", "budgets.foo=1"), "there is no such setting; those of budgets are max_turns, max_tool_calls, "),
+        (("--set", "foo.bar=1"), "there is no such setting; the sections are budgets, policy, context and model"),
+        (("--set", "policy.cycle_lengths=1,x"), "--set policy.cycle_lengths=1,x: "),
+        (("--set", TURNS, "--set", "budgets.max_turns=5"), f"--set {TURNS} and --set budgets.max_turns=5 say different things: give one of the two"),
         (("--jobs", "0"), "1 or more"),
         (("--agent", "crew:nobody"), "nobody"),
     ],
@@ -222,6 +227,12 @@ def test_what_cannot_be_asked_is_one_line(both, words, says):
     done = both("replay", "long", *words)
     assert done.code == exits.USAGE
     assert says in done.error
+
+
+def test_a_setting_may_be_given_twice_as_the_same_and_no_lengths_of_cycles_are_none(both):
+    assert both("replay", "long", "--set", TURNS, "--set", " budgets.max_turns = 2 ").out == both("replay", "long", "--set", TURNS).out
+    for nothing in ("none", "[]", ""):
+        assert both("replay", "long", "--set", f"policy.cycle_lengths={nothing}", "--json").json[0]["verdict"] == "unaffected"
 
 
 # -- by several processes

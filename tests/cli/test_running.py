@@ -345,7 +345,9 @@ def test_a_limit_that_is_given_twice_must_be_given_the_same(shell, words):
     both = (*words, "--agent", "crew:agent", "--model", shell.script(DONE), "--max-turns", "3", "--run-id", "two")
     done = shell(*both, "--set", "budgets.max_turns=6")
     assert (done.code, "--max-turns 3 and --set budgets.max_turns=6 say different things" in done.error) == (exits.USAGE, True)
-    assert shell(*both, "--set", "budgets.max_turns=3").code == exits.COMPLETED
+    done = shell(*both, "--set", "budgets.max_turns=3", "--set", "budgets.max_turns=6")
+    assert (done.code, "--set budgets.max_turns=3 and --set budgets.max_turns=6 say different things" in done.error) == (exits.USAGE, True)
+    assert shell(*both, "--set", "budgets.max_turns=3", "--set", "budgets.max_turns=3").code == exits.COMPLETED
 
 
 def test_a_run_id_that_is_taken_is_refused_and_the_run_is_left_alone(shell):
