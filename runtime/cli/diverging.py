@@ -5,7 +5,7 @@ Apart from the commands, because whatever derives a log again says where it part
 
 from typing import Any, Final, NamedTuple
 
-from refold.fsm.divergence import ABSENT, TYPE, Divergence
+from refold.fsm.divergence import ABSENT, SHOWN_MAX, TYPE, Divergence
 from refold.runtime.cli.render import Page, compact, cut, one_line, padded, visible, width_of
 
 INDENT: Final = " " * 4
@@ -80,7 +80,14 @@ def _text(value: Any, *, plain: bool) -> str:
     """A value on one line, exactly: nothing of it is folded away that might be what differs."""
     if value is None:
         return "nothing"
-    return visible(value).replace("\n", "\\n").replace("\t", "\\t") if isinstance(value, str) and (plain or value == repr(ABSENT)) else visible(compact(value))
+    if isinstance(value, str) and (plain or value == repr(ABSENT) or _is_beginning(value)):
+        return visible(value).replace("\n", "\\n").replace("\t", "\\t")
+    return visible(compact(value))
+
+
+def _is_beginning(text: str) -> bool:
+    """Whether it is what a divergence shows of a long object or list: JSON already, without its end."""
+    return len(text) > SHOWN_MAX and text.startswith(("{", "[")) and text.endswith("...")
 
 
 def _parted(left: str, right: str, room: int) -> tuple[tuple[str, str, str], tuple[str, str, str]]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from refold.fsm.divergence import Divergence, Nearest
+from refold.fsm import causes
+from refold.fsm.divergence import ABSENT, Difference, Divergence, Nearest, diverges
 from refold.projections import revisions
 from refold.runtime.cli import exits
 from refold.runtime.cli.diverging import lines
@@ -69,6 +70,16 @@ def test_nothing_that_differs_is_folded_away_and_nothing_hidden_is_printed() -> 
     shown = "\n".join(lines(found(field="data.text", recorded="a  b\n\x1b[31m", derived="a b\n\x1b[31m"), page(None)))
     assert '"a  b\\n' in shown
     assert "\x1b" not in shown
+
+
+def test_the_beginning_of_a_long_value_is_shown_as_the_value_that_it_is() -> None:
+    # given what a divergence shows of a tool that one agent lacks, and of a text that is as long
+    tool, text = {"name": "ask_user", "description": "Ask. " * 60}, 'He said "no". ' * 20
+    for value, begins in ((tool, '{"name":"ask_user","description":"Ask. Ask. '), ([tool], '[{"name":"ask_user",'), (text, '"He said \\"no\\". ')):
+        told = diverges(1, Difference("data.setup.tools[0]", value, ABSENT), causes.changed("it is another"))
+        recorded, derived = lines(told, page(80))[1:3]
+        assert recorded.startswith(f"    recorded  {begins}")
+        assert derived == "    derived   (absent)"
 
 
 def test_a_record_that_one_log_lacks_is_nothing() -> None:
