@@ -156,7 +156,7 @@ def _changed(told: Told, page: Page) -> list[str]:
     if told.get("evidence"):
         lines += page.paragraphs(f"evidence: {one_line(told['evidence'], 400)}", "    ")
     for assumed in told.get("assumed", ()):
-        lines += page.paragraphs(f"assuming that {one_line(assumed)}", "    ")
+        lines += page.paragraphs(f"assumed: {one_line(assumed)}", "    ")
     return lines
 
 

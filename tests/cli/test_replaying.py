@@ -36,6 +36,7 @@ def test_a_setting_is_told_at_its_position_with_what_it_saves_and_is_no_finding(
     assert summary.endswith("(saving 2 turns, 220 tokens, 0.01 USD)")
     assert "budgets.max_turns=2 (was 12)" in details[0]
     assert any(line.strip().startswith("evidence: up to position") for line in details)
+    assert any(line.startswith("    assumed: the words about the budget that is left, ") for line in details)
 
 
 def test_what_only_a_model_could_say_is_left_open(both):
