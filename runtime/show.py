@@ -9,12 +9,12 @@ import msgspec
 from refold.events import facts as f
 from refold.events.chain import NOTHING
 from refold.events.codec import Record
-from refold.events.words import OWNERS, CallId, Digest, Kind
+from refold.events.words import OWNERS, CallId, Digest, Kind, RunId
 from refold.fsm.machine import empty, step
 from refold.projections.breaks import breaks
 from refold.projections.evolve import rejection
 from refold.projections.messages import Message, request_digest
-from refold.projections.run import Run
+from refold.projections.run import Run, replace
 from refold.projections.transcript import Transcript, waiting
 from refold.projections.view import answer_of, citations_of, message_json, pending_of, usage_of
 from refold.runtime import compacting
@@ -34,7 +34,9 @@ def show(store: Store, run_id: str, at: int | None = None) -> dict[str, Any]:
     if at is not None and (at < 1 or not records or records[-1].position != at):
         last = list(store.read(run_id))[-1].position
         raise NoSuchPosition(f"run {run_id} has no position {at}: it has 1 to {last}")
-    return View(records, inherited_if_there(store, records[0].fact)).as_json()
+    view = View(records, inherited_if_there(store, records[0].fact))
+    view.run = replace(view.run, id=RunId(run_id))  # a place that a fork inherits is one of its own, whoever recorded it
+    return view.as_json()
 
 
 class NoPrompt(ValueError):
@@ -198,6 +200,7 @@ class View:
             "parent": run.parent,
             "forked_from": run.forked_from,
             "forked_at": run.forked_at if run.forked_from is not None else None,
+            "recorded_in": self.records[-1].run,
             "driver": driver,
             "pending": pending_of(run),
             "observations": sorted(self.observations, key=lambda o: (o["turn"], order.get(o["call_id"], 0))),

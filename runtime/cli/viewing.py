@@ -36,6 +36,8 @@ def _facts(view: dict[str, Any], page: Page) -> list[str]:
         rows.insert(0, ("fork of", f"{view['forked_from']} at {view['forked_at']}"))
     elif view["parent"] is not None:
         rows.insert(0, ("from", view["parent"]))
+    if view["recorded_in"] != view["run_id"]:
+        rows.insert(0, ("record", f"of run {view['recorded_in']}, from which run {view['run_id']} went another way later"))
     if upto := [each["upto"] for each in view["compactions"] if not each["error"]]:
         rows.append(("context", f"what was said up to position {upto[-1]} is shown as a summary"))
     if view["seals"]:

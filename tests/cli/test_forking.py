@@ -49,6 +49,26 @@ def test_a_fork_says_where_it_begins_and_is_a_run_like_any_other(shell, requests
     assert shell("log", "two", "--full", "--json", "--store", "sqlite:///other.db").code == 0
 
 
+def test_a_place_in_front_of_the_split_is_shown_as_one_of_the_fork_that_was_asked_for(shell):
+    # given a fork of a run in which a letter waited to be approved
+    shell.run(LOOK, SEND, DONE, words=("--approve", "send"))
+    records = [json.loads(line) for line in shell("log", "one", "--json").out.splitlines()]
+    waiting = next(record["position"] for record in records if record["type"] == "approval_requested")
+    at = fork(shell, len(records) - 3, "--json").json["forked_at"]
+    assert at > waiting
+    # when it is shown where its parent waited, then that is a place of the fork, and whose record stands there is said
+    there, parents = (shell("show", name, "--at", str(waiting), "--json").json for name in ("two", "one"))
+    assert (there["run_id"], there["recorded_in"], [asked["run_id"] for asked in there["pending"]]) == ("two", "one", ["two"])
+    assert {**there, "run_id": "one", "pending": parents["pending"]} == parents
+    page = shell("show", "two", "--at", str(waiting)).out
+    assert page.startswith("run two  waiting\n")
+    assert "record  of run one, from which run two went another way later" in page
+    # and behind the split all is the fork's own
+    own = shell("show", "two", "--json").json
+    assert (own["run_id"], own["recorded_in"]) == ("two", "two")
+    assert "went another way" not in shell("show", "two").out + shell("show", "one", "--at", str(waiting)).out
+
+
 def test_results_are_edited_as_text_or_as_a_value(shell, requests):
     shell.write("text.txt", "a dragon\n")
     shell.write("value.json", '{"seen": ["a", "dragon"]}')
