@@ -44,7 +44,7 @@ def ancestors(log: Log, run_id: str) -> list[Stretch]:
     while split is not None:
         parent = _where_parent_is(log, split)
         if parent is None:
-            raise OtherHistory(f"run {child} is a fork of {split.parent}, which is not in this store: import it first")
+            raise OtherHistory(f"run {child} is a fork of {absent(log, split.parent)}")
         if parent in (run_id, *(stretch.run_id for stretch in found)):
             raise OtherHistory(f"run {child} is a fork of {parent}, which is a fork of it: the store is damaged")
         found.append(Stretch(parent, min([split.at, *(stretch.upto for stretch in found)])))
@@ -54,7 +54,36 @@ def ancestors(log: Log, run_id: str) -> list[Stretch]:
 
 def _where_parent_is(log: Log, split: f.RunForked) -> str | None:
     """The run in whose history a fork's parent is found: itself, or the one that was named, which may have been imported without it and hold its records."""
-    return next((name for name in (split.parent, split.named) if name is not None and log.head(name) is not None), None)
+    return next((name for name in (split.parent, split.named) if name is not None and holds(log, name, split.at, split.head)), None)
+
+
+def holds(log: Log, run_id: str, at: int, head: Digest) -> bool:
+    """Whether the history of a run has the record of this digest there; an id alone does not tell, since another store may have given it to another run."""
+    names, seen = [run_id], set[str]()
+    while names:
+        name = names.pop()
+        seen.add(name)
+        row = next(log.scan(name, at - 1, at), None)
+        if row is not None and _has_digest(row, head):
+            return True
+        split = split_of(log, name) if row is None else None
+        if split is not None and split.at >= at:
+            names += [each for each in (split.named, split.parent) if each is not None and each not in seen]
+    return False
+
+
+def _has_digest(row: Row, digest: Digest) -> bool:
+    try:
+        return read_line(row.state).digest == digest
+    except Unreadable:
+        return False
+
+
+def absent(log: Log, run_id: str) -> str:
+    """A run of this id that is needed and that the store does not hold, in words that end a sentence: what is there instead, and what to do."""
+    if log.head(run_id) is None:
+        return f"{run_id}, which is not in this store: import it first"
+    return f"{run_id}, and the run {run_id} of this store is another, or ends before that: import both into a store without it"
 
 
 def split_of(log: Log, run_id: str) -> f.RunForked | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Edge, Line, Record, read_line
-from refold.events.lineage import history, splits
+from refold.events.lineage import history, holds, splits
 from refold.events.storage import Conflict, Log, Row
 from refold.events.words import CallId, Digest, RunId
 from refold.fsm.decide import Batch, written
@@ -238,7 +238,7 @@ class Elsewhere:
         self._from: dict[str, int] | None = None
         self._splits: dict[str, int] = {}
         self._unknown = ""
-        """An ancestor that is not in the store, so that nobody can tell what it did."""
+        """An ancestor that is not in the store, whatever run has its id there, so that nobody can tell what it did."""
         self._calls: dict[str, dict[str, tuple[str, f.Check | None]]] = {}
         """Name and check of the calls of each run."""
         self._performed: dict[str, str] = {}
@@ -263,7 +263,7 @@ class Elsewhere:
             return {}
         for split in found:
             for run_id in (split.parent, split.named):
-                if run_id is not None and self._log.head(run_id) is not None:
+                if run_id is not None and holds(self._log, run_id, split.at, split.head):
                     self._splits[run_id] = min(split.at, self._splits.get(run_id, split.at))
                 elif run_id is not None:
                     self._unknown = run_id
