@@ -211,15 +211,30 @@ def _edit(journal: Journal, call_id: str, result: Any) -> f.Edit:
 
 
 def _performed(log: Log, run_id: str, rest: Line) -> tuple[CallId, ...]:
-    """The calls, open at a rest, that its run began later; all of them while that may still come."""
+    """The calls, open at a rest, that its run began later, or the one that it has that place from; all of them while that may still come, or cannot be told."""
     if rest.target != "executing_tools":
         return ()
+    started: dict[CallId, None] = {}
+    for name in dict.fromkeys((run_id, rest.run)):
+        later = _started_later(log, name, rest) if holds(log, name, rest.position, rest.digest) else None
+        if later is None:
+            return _calls_of_turn(log, run_id, rest)
+        started |= dict.fromkeys(later)
+    return tuple(started)
+
+
+def _started_later(log: Log, run_id: str, rest: Line) -> list[CallId] | None:
+    """The calls of a turn that a run began behind a rest in it; None while the turn goes on."""
     started: list[CallId] = []
     for line in map(_read, history(log, run_id, rest.position)):
         if line.turn != rest.turn or line.target == "done":
-            return tuple(dict.fromkeys(started))
+            return started
         if line.type == f.ToolStarted.TAG and line.call is not None:
             started.append(line.call)
+    return None
+
+
+def _calls_of_turn(log: Log, run_id: str, rest: Line) -> tuple[CallId, ...]:
     load = loader(log, run_id, many=False)
     turn = (record_in(row, load).fact for row in history(log, run_id, _before_turn(log, run_id, rest), rest.position))
     return next((tuple(call.id for call in fact.calls) for fact in turn if isinstance(fact, f.ToolCallsRequested)), ())

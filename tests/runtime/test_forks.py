@@ -241,6 +241,24 @@ def test_a_call_that_was_about_to_run_runs_once_it_is_allowed(store: Store) -> N
     sound(store, "child")
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["where its parent is", "where its parent is not"])
+def test_a_call_that_was_about_to_run_is_asked_for_where_a_fork_that_never_ran_it_is_forked(store: Store, there: bool) -> None:
+    # given a fork in which a call is denied that its parent performed later
+    made = agent({"calls": [{"name": "look", "arguments": {"at": "east"}}, {"name": "send", "arguments": {"to": "cem"}}]}, {"text": "Done."})
+    made.run_sync("Do both.", store=store, run_id="both")
+    before = records(store, "tool_started", "both")[0].position
+    agent({"text": "Done."}).fork_sync("both", before, store=store, new_id="child")
+    store.deny_sync("child", reason="It was sent.")
+    agent({"text": "Done."}).resume_sync("child", store=store)
+    elsewhere = open_store("memory:")
+    import_file(elsewhere, parse(b"".join(export_lines(store, "child")), "export"))
+    # when that fork is forked at the same place, which it has from its parent
+    run = agent({"text": "Done."}).fork_sync("child", before, store=store if there else elsewhere)
+    # then a human is asked, whether or not anybody can tell what the parent did
+    assert (run.status, SENT) == ("waiting_for_user", ["ann", "cem"])
+    sound(store if there else elsewhere, run.id)
+
+
 def test_an_approval_of_a_call_that_was_about_to_run_is_void_under_another_rule_of_its_tool(store: Store) -> None:
     made = agent({"calls": [{"name": "look", "arguments": {"at": "east"}}, {"name": "send", "arguments": {"to": "cem"}}]}, {"text": "Done."})
     made.run_sync("Do both.", store=store, run_id="both")
