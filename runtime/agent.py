@@ -107,18 +107,19 @@ class Agent:
     async def resume(self, run_id: str, *, store: Store, heard: Callable[[Shown], None] | None = None, own_loop: bool = False) -> Result:
         """Drive an unfinished run on; one that has ended, or waits with nothing new, is given back as it is.
 
-        Approvals that are open or unused and were asked for under another rule or schema than today's are void. Raises UnknownRun, OtherAgent, StoreUnavailable.
+        Approvals that are open or unused and were asked for under another rule or schema than today's are void. Raises UnknownRun, OtherAgent, OtherHistory, StoreUnavailable.
         """
         journal = Journal(store.log, run_id, own_loop=own_loop).load()
         if journal.run.state == "done" or (_still_waits(journal.run) and not self.consults(journal.run.begun).void(journal.run)):
             return result_of(store, journal.run)
         self._check_tools(journal.run)
+        journal.check_past()
         return await self._driven(store, journal, self._model(journal.run.begun), heard, setup=journal.run.begun)
 
     async def continue_run(
         self, run_id: str, message: str = "", *, store: Store, new_id: str | None = None, heard: Callable[[Shown], None] | None = None, own_loop: bool = False
     ) -> Result:
-        """Begin a run whose history is that of an ended one, with fresh budgets; `message` is what the user says now. Raises NotEnded, ValueError, RunExists."""
+        """Begin a run whose history is that of an ended one, with fresh budgets; `message` is what the user says now. Raises NotEnded, ValueError, RunExists, OtherHistory."""
         parent = Journal(store.log, run_id).load().run
         if parent.state != "done":
             raise NotEnded(f"run {run_id} has not ended ({parent.status}): resume it, or say something to it")

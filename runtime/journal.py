@@ -15,12 +15,12 @@ from typing import Final
 from refold.events import facts as f
 from refold.events.chain import NOTHING, digest_of
 from refold.events.codec import Record, Stamp, Unreadable, read
-from refold.events.lineage import OtherHistory as OtherHistory, history, inherited_payloads
+from refold.events.lineage import OtherHistory as OtherHistory, absent, history, holds, inherited_payloads
 from refold.events.payloads import Load
 from refold.events.storage import Conflict, Log, PayloadMissing, Row, StoreUnavailable
 from refold.events.words import Digest, RunId
 from refold.fsm.decide import Batch, decide, written
-from refold.fsm.machine import empty, step
+from refold.fsm.machine import Illegal, empty, step
 from refold.projections.excerpts import size_of
 from refold.projections.messages import Message, encode
 from refold.projections.prefix import chained, entry_of
@@ -37,6 +37,10 @@ class UnknownRun(LookupError):
     """There is no such run in the store."""
 
 
+NOT_FOLLOWED: Final = (Illegal, Unreadable, PayloadMissing, OtherHistory)
+"""What reading a run raises that is damaged, or a fork without its parent."""
+
+
 class LostOwnership(Exception):
     """Another driver took over, or the run ended: append nothing, perform nothing."""
 
@@ -49,7 +53,7 @@ Inputs = Callable[[Run], Sequence[f.Input]]
 
 
 class Journal:
-    """A run as its log has it. `run` is the state, `transcript` what was said, and `heard` is called with every record that is folded.
+    """A run as its log has it. `run` is the state, and `heard` is called with every record that is folded.
 
     With `own_loop` the event loop serves this run alone, so that appends may be made in it: no other thread has to be woken.
     """
@@ -58,9 +62,20 @@ class Journal:
         self.log, self.clock = log, clock or SystemClock()
         self.id = RunId(run_id)
         self.run = empty(self.id)
-        self.transcript = Transcript()
         self.heard = heard
         self._own_loop = own_loop
+        self._transcript, self._missing = Transcript(), ""
+
+    @property
+    def transcript(self) -> Transcript:
+        """What was said. Raises OtherHistory where it begins with what a run said that is not in the store; `run` is known without."""
+        self.check_past()
+        return self._transcript
+
+    def check_past(self) -> None:
+        """Raises OtherHistory where nobody can tell what a model was shown, and so what it is to be shown next."""
+        if self._missing:
+            raise OtherHistory(self._missing)
 
     def catch_up(self, upto: int | None = None) -> int:
         """Fold what the log holds beyond what is known; gives the number of records. Raises Illegal or Unreadable for a log that is none."""
@@ -148,8 +163,8 @@ class Journal:
 
     def _fold(self, record: Record, after: Run) -> None:
         if isinstance(record.fact, f.RunContinued):
-            self.transcript = inherited(self.log, record.fact)
-        self.transcript.take(self.run, record.fact, after)
+            self._transcript, self._missing = inherited_if_there(self.log, record.fact)
+        self._transcript.take(self.run, record.fact, after)
         self.run = after
         if self.heard is not None:
             self.heard(record)
@@ -157,10 +172,7 @@ class Journal:
 
 def inherited(log: Log, begun: f.RunContinued) -> Transcript:
     """What a continuation begins with, as it was then. Raises OtherHistory."""
-    try:
-        parent = Journal(log, begun.parent).load()
-    except UnknownRun as error:
-        raise OtherHistory(f"the run goes on from {begun.parent}, which is not in this store: import it first") from error
+    parent = parent_of(log, begun)
     messages = [message for _, block in _blocks(parent, begun.setup) for message in block]
     if digest_of_transcript(messages) != begun.transcript:
         raise OtherHistory(f"the run goes on from {begun.parent}, which is not what it was then")
@@ -168,6 +180,29 @@ def inherited(log: Log, begun: f.RunContinued) -> Transcript:
         return Transcript([tuple(map(_of_parent, messages))])
     rest, counts = iter(messages), [block.messages for block in begun.shown] or [len(messages)]
     return Transcript([tuple(islice(rest, count)) for count in counts], _notes(parent))
+
+
+def inherited_if_there(log: Log, begun: f.RunContinued) -> tuple[Transcript, str]:
+    """The same; where it cannot be had, nothing, which takes nothing from what the run says itself, and why."""
+    try:
+        return inherited(log, begun), ""
+    except OtherHistory as error:
+        return not_there(begun), str(error)
+
+
+def not_there(begun: f.RunContinued) -> Transcript:
+    """What a continuation begins with, where its parent is not at hand."""
+    return Transcript([()] * max(1, len(begun.shown)))
+
+
+def parent_of(log: Log, begun: f.RunContinued) -> Journal:
+    """The run that a continuation goes on from, as it was when that began. Raises OtherHistory."""
+    if not holds(log, begun.parent, begun.at, begun.head):
+        raise OtherHistory(f"the run goes on from {absent(log, begun.parent)}")
+    try:
+        return Journal(log, begun.parent).load(begun.at)
+    except NOT_FOLLOWED as error:
+        raise OtherHistory(f"the run goes on from {begun.parent}, which cannot be followed: {error}") from error
 
 
 def _blocks(parent: Journal, setup: f.Setup) -> list[tuple[int, tuple[Message, ...]]]:
@@ -196,7 +231,7 @@ def digest_of_transcript(messages: Sequence[Message]) -> Digest:
 
 def continuation(log: Log, parent: Run, message: str, setup: f.Setup) -> f.RunContinued:
     """The fact with which a run begins whose history is that of an ended one."""
-    blocks = _blocks(Journal(log, parent.id).load(), setup)
+    blocks = _blocks(Journal(log, parent.id).load(parent.position), setup)
     messages = [said for _, block in blocks for said in block]
     return f.RunContinued(
         parent=parent.id,

@@ -30,8 +30,7 @@ from refold.runtime.agent import Agent
 from refold.runtime.auditing import stored_rows
 from refold.runtime.consults import Consults
 from refold.runtime.forking import Elsewhere
-from refold.runtime.journal import UnknownRun, loader
-from refold.runtime.show import inherited_if_there
+from refold.runtime.journal import UnknownRun, inherited_if_there, loader, not_there
 from refold.runtime.store import Store
 from refold.runtime.transfer import Export
 
@@ -78,7 +77,7 @@ class Recording:
     run_id: str
     rows: Callable[[], Iterable[Stored]]
     load: Load
-    inherited: Callable[[f.Fact], Transcript]
+    inherited: Callable[[f.RunContinued], Transcript]
     elsewhere: Callable[[str], Callable[[Digest, str], str]] = lambda _: lambda _signature, _business: ""
     """Where runs that a fork inherits from did later what it may not repeat unasked, in words, by signature."""
     damage: tuple[int, str] | None = None
@@ -93,7 +92,7 @@ def in_store(store: Store, run_id: str) -> Recording:
         run_id,
         lambda: stored_rows(store, run_id),
         loader(store.log, run_id, many=True),
-        lambda begun: inherited_if_there(store, begun),
+        lambda begun: inherited_if_there(store.log, begun)[0],
         lambda fork: Elsewhere(store.log, fork).performed,
     )
 
@@ -102,11 +101,6 @@ def in_file(export: Export) -> Recording:
     """A run of an exported file, however damaged. What a continuation goes on from, and what a fork's parents did later, is elsewhere."""
     damage = export.damage if export.rows else (1, "the file holds no record of a run")
     return Recording(export.run_id or export.name, lambda: export.rows, export.load, not_there, damage=damage)
-
-
-def not_there(begun: f.Fact) -> Transcript:
-    """What a continuation begins with, where its parent is not at hand."""
-    return Transcript([()] * max(1, len(begun.shown))) if isinstance(begun, f.RunContinued) else Transcript()
 
 
 def replay(store: Store, run_id: str, agent: Agent | None = None, changes: Mapping[str, Any] | None = None) -> Replayed:

@@ -13,7 +13,7 @@ from refold.events.lineage import OtherHistory, history
 from refold.events.settings import Context
 from refold.projections.excerpts import EXCERPT_MIN, READ_RESULT, fitting, handle_of, text_of
 from refold.projections.messages import bytes_of
-from refold.runtime.journal import Journal, UnknownRun, loader
+from refold.runtime.journal import Journal, loader, parent_of
 from refold.runtime.tools import NotPerformed, Tool, tool
 
 AROUND: Final = 300
@@ -58,6 +58,6 @@ def _results(journal: Journal) -> Iterator[str]:
         if not isinstance(begun, f.RunContinued):
             return
         try:
-            journal = Journal(journal.log, begun.parent).load(begun.at)
-        except (UnknownRun, OtherHistory):
+            journal = parent_of(journal.log, begun)
+        except OtherHistory:
             return

@@ -18,7 +18,7 @@ from refold.projections.run import Run, replace
 from refold.projections.transcript import Transcript, waiting
 from refold.projections.view import answer_of, citations_of, message_json, pending_of, usage_of
 from refold.runtime import compacting
-from refold.runtime.journal import OtherHistory, inherited
+from refold.runtime.journal import inherited, inherited_if_there
 from refold.runtime.ports import Request
 from refold.runtime.requests import request_of
 from refold.runtime.store import Store
@@ -34,7 +34,8 @@ def show(store: Store, run_id: str, at: int | None = None) -> dict[str, Any]:
     if at is not None and (at < 1 or not records or records[-1].position != at):
         last = list(store.read(run_id))[-1].position
         raise NoSuchPosition(f"run {run_id} has no position {at}: it has 1 to {last}")
-    view = View(records, inherited_if_there(store, records[0].fact))
+    begun = records[0].fact
+    view = View(records, inherited_if_there(store.log, begun)[0] if isinstance(begun, f.RunContinued) else None)
     view.run = replace(view.run, id=RunId(run_id))  # a place that a fork inherits is one of its own, whoever recorded it
     return view.as_json()
 
@@ -84,16 +85,6 @@ def _prompt(view: "View") -> Prompt:
     if view.digest_of_prompt() != asked.digest:
         raise OtherPrompt(f"the prompt of request {asked.number} of run {view.run.id} is not the one that was recorded")
     return Prompt(request_of(view.run, view.transcript), asked.digest)
-
-
-def inherited_if_there(store: Store, fact: f.Fact) -> Transcript:
-    """What a continuation begins with; nothing where its parent is not in the store, which takes nothing from what it said itself."""
-    if not isinstance(fact, f.RunContinued):
-        return Transcript()
-    try:
-        return inherited(store.log, fact)
-    except OtherHistory:
-        return Transcript([()] * max(1, len(fact.shown)))
 
 
 class View:

@@ -11,12 +11,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from refold.events import facts as f
-from refold.events.codec import Unreadable
-from refold.events.lineage import history
-from refold.events.storage import PayloadMissing, StoreMissing
+from refold.events.lineage import OtherHistory, history
+from refold.events.storage import StoreMissing
 from refold.events.words import Digest
 from refold.fsm.audit import Verified, verify_rows
-from refold.fsm.machine import Illegal
 from refold.projections.revisions import SUPPORTED
 from refold.projections.run import Run
 from refold.projections.view import pending_of
@@ -26,7 +24,7 @@ from refold.runtime.cli.driving import user_code
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.render import Page, bytes_of, counted, one_line, since
 from refold.runtime.cli.stores import opened, to_drive, to_type, typed, what_waits
-from refold.runtime.journal import Journal, loader
+from refold.runtime.journal import NOT_FOLLOWED, Journal, loader
 from refold.runtime.store import Store
 
 INDEX_FILES: Final = "index-*.db*"
@@ -74,10 +72,14 @@ def doctor(options: o.Doctor) -> int:
 
 def _examined(options: o.Doctor, store: Store, run_id: str, sizes: Sizes) -> Iterator[Finding]:
     """Everything that is to be said of one run."""
-    verified, unsealed = _verified(store, run_id, sizes)
+    try:
+        verified, unsealed = _verified(store, run_id, sizes)
+    except OtherHistory as error:
+        yield Finding(run_id, "damaged", "broken_chain", f"cannot be followed: {error}", None, [typed(options, "audit", run_id)])
+        return
     try:
         journal = store.journal(run_id)
-    except (Illegal, Unreadable, PayloadMissing) as error:
+    except NOT_FOLLOWED as error:
         why = f"cannot be followed: {one_line(str(error))}" if verified.ok else _broken(verified)
         yield Finding(run_id, "damaged", "broken_chain", why, None, [typed(options, "audit", run_id)])
         return

@@ -5,15 +5,15 @@ from collections import Counter
 from typing import Final
 
 from refold.diagrams.render import FORMATS, render
-from refold.events.codec import Unreadable, read_line
+from refold.events.codec import read_line
 from refold.events.lineage import history
-from refold.events.storage import PayloadMissing
 from refold.events.words import RunId
 from refold.fsm.machine import EDGES, Illegal
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.render import STATUS, Page, cut, one_line
 from refold.runtime.cli.stores import opened
+from refold.runtime.journal import NOT_FOLLOWED
 from refold.runtime.store import Store
 
 TITLE: Final = 120
@@ -56,6 +56,6 @@ def _title(store: Store, run_id: RunId) -> str:
     """Which run is drawn, on one line; one that cannot be followed is drawn all the same."""
     try:
         run = store.journal(run_id).run
-    except (Illegal, Unreadable, PayloadMissing):
+    except NOT_FOLLOWED:
         return f"run {run_id}"
     return cut(one_line(f"run {run.id} · {STATUS[run.status][0]} · {run.goal}"), TITLE)

@@ -12,7 +12,6 @@ from refold.events.lineage import history
 from refold.events.payloads import Load
 from refold.events.storage import PayloadMissing, Row, StoreMissing
 from refold.events.words import RunId
-from refold.fsm.machine import Illegal
 from refold.projections.run import Run
 from refold.projections.view import pending_of
 from refold.runtime.cli import options as o, output, viewing
@@ -20,7 +19,7 @@ from refold.runtime.cli.exits import COMPLETED, Refused
 from refold.runtime.cli.render import Page, clock, cut, day, one_line, since, until
 from refold.runtime.cli.stores import has_expired, opened, to_type, waiting_lines
 from refold.runtime.cli.telling import words
-from refold.runtime.journal import loader, record_in
+from refold.runtime.journal import NOT_FOLLOWED, loader, record_in
 from refold.runtime.show import Prompt, prompt, show as shown
 from refold.runtime.store import Store
 
@@ -179,7 +178,7 @@ def _row(store: Store, run_id: str) -> dict[str, Any]:
     """A run in the documented shape; one whose log cannot be followed is listed with the reason."""
     try:
         run = store.journal(run_id).run
-    except (Illegal, Unreadable, PayloadMissing) as error:
+    except NOT_FOLLOWED as error:
         return {
             "run_id": run_id,
             "goal": "",
@@ -231,7 +230,7 @@ def _waiting(options: o.Common) -> Iterator[tuple[Run, dict[str, Any]]]:
             for run_id in store.runs():
                 try:
                     run: Run = store.journal(run_id).run
-                except (Illegal, Unreadable, PayloadMissing):
+                except NOT_FOLLOWED:
                     continue  # `runs` lists it as damaged
                 yield from ((run, asked) for asked in pending_of(run))
     except StoreMissing:

@@ -4,15 +4,14 @@ from typing import Any, Final
 
 import msgspec
 
-from refold.events.codec import Unreadable
-from refold.events.storage import PayloadMissing, StoreMissing
-from refold.fsm.machine import Illegal
+from refold.events.storage import StoreMissing
 from refold.runtime import sealing, transfer
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.naming import chosen, exported, is_file, some_named
 from refold.runtime.cli.render import counted, one_line, thousands
 from refold.runtime.cli.stores import opened, typed
+from refold.runtime.journal import NOT_FOLLOWED
 from refold.runtime.store import Store
 
 
@@ -62,7 +61,7 @@ def _sealed(store: Store, options: o.Seal, key: sealing.Private) -> tuple[list[t
             taken.append((name, *sealing.seal(store.log, name, key)))
         except sealing.NotEnded as error:
             output.note(f"left out: {error}")
-        except (Illegal, Unreadable, PayloadMissing) as error:
+        except NOT_FOLLOWED as error:
             output.complain(f"run {name} is damaged and was not sealed ({error}); see what is wrong with: {typed(options, 'audit', name)}")
             whole = False
     return taken, whole

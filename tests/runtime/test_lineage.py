@@ -1,16 +1,19 @@
-"""A run of some id is not the parent that another names: its digest at the split tells."""
+"""A run of some id is not the parent that another names: its digest at the split, or at the end that was gone on from, tells. What is not there keeps from what needs it, and from nothing else."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from refold import Agent, ScriptedModel, audit, open_store, replay, show, tool
+from refold import Agent, Context, ScriptedModel, ToolResult, audit, open_store, replay, show, tool
 from refold.events.lineage import OtherHistory, splits
 from refold.events.words import RunId
 from refold.runtime.agent import Agent as AnyAgent
 from refold.runtime.forking import fork
 from refold.runtime.journal import loader
+from refold.runtime.sealing import new_key
+from refold.runtime.show import prompt
 from refold.runtime.store import Store
 from refold.runtime.transfer import export_lines, import_file, parse
 
@@ -44,7 +47,7 @@ ASKING = (call("look", at="north"), call("ask_user", question="Go?"), *SENDING)
 
 @pytest.fixture
 def origin() -> Store:
-    """A run `one` that looked, asked and sent; and `kid`, a fork of it where it asked."""
+    """A run `one` that looked, asked and sent; `kid`, a fork of it where it asked; and `two`, which goes on from it."""
     SENT.clear()
     store = open_store("memory:")
     made = agent(*ASKING)
@@ -52,6 +55,7 @@ def origin() -> Store:
     store.answer_sync("one", "Yes.")
     assert made.resume_sync("one", store=store).status == "completed"
     agent(*SENDING).fork_sync("one", at(store, "one", "clarification_requested"), store=store, new_id="kid")
+    agent(call("look", at="south"), {"text": "More."}).continue_run_sync("one", "More.", store=store, new_id="two")
     return store
 
 
@@ -173,3 +177,95 @@ def test_forks_that_name_each_other_are_a_damaged_store(origin: Store) -> None:
     # then that is told
     with pytest.raises(OtherHistory, match="not in this store"):
         show(store, "kid")
+
+
+# -- continuations
+
+
+@ABSENT
+def test_a_continuation_is_read_without_its_parent_and_not_driven_on(origin: Store, elsewhere: Made) -> None:
+    # given one that has ended and one that waits
+    agent(call("ask_user", question="Which?"), {"text": "That."}).continue_run_sync("one", "Ask.", store=origin, new_id="waits")
+    store = taken(origin, "two", "waits", into=elsewhere(origin))
+    before = list(store.runs())
+    # then their own records are enough for much, and a human's word is taken
+    for run_id in ("two", "waits"):
+        assert show(store, run_id)["run_id"] == run_id
+        assert audit(store, run_id).ok
+        assert replay(store, run_id).divergence is None
+        assert store.journal(run_id).run.position == list(store.read(run_id))[-1].position
+    store.answer_sync("waits", "This.")
+    end = store.journal("waits").run.position
+    # and what is to show a model the past says that it is missing, and leaves nothing behind
+    words = "the run goes on from one, "
+    words += (
+        "which is not in this store: import it first" if elsewhere is nobody else "and the run one of this store is another, or ends before that: import both"
+    )
+    asked = at(store, "two", "model_requested")
+    for verb in (
+        lambda: agent({"text": "That."}).resume_sync("waits", store=store),
+        lambda: agent({"text": "That."}).continue_run_sync("two", "More.", store=store, new_id="three"),
+        lambda: agent({"text": "That."}).fork_sync("two", asked, store=store, new_id="three"),
+        lambda: prompt(store, "two", asked),
+    ):
+        with pytest.raises(OtherHistory, match=words):
+            verb()
+    assert (store.runs(), store.journal("waits").run.position) == (before, end)
+    # and it can be ended all the same
+    store.cancel_sync("waits")
+    assert store.journal("waits").run.status == "cancelled"
+
+
+def test_a_continuation_goes_on_once_its_parent_is_there(origin: Store) -> None:
+    agent(call("ask_user", question="Which?"), {"text": "That."}).continue_run_sync("one", "Ask.", store=origin, new_id="waits")
+    store = taken(origin, "waits")
+    store.answer_sync("waits", "This.")
+    taken(origin, "one", into=store)
+    run = agent({"text": "None."}, {"text": "That."}).resume_sync("waits", store=store)
+    assert (run.status, run.answer) == ("completed", "That.")
+    assert "seen north" in str(show(store, "waits")["messages"])
+
+
+def test_a_continuation_of_one_whose_own_parent_is_missing_says_which(origin: Store) -> None:
+    # given the last two of three runs
+    agent(call("ask_user", question="Which?"), {"text": "That."}).continue_run_sync("two", "Ask.", store=origin, new_id="three")
+    store = taken(origin, "two", "three")
+    # then the first is named
+    assert audit(store, "three").ok
+    store.answer_sync("three", "This.")
+    with pytest.raises(OtherHistory, match="goes on from one, which is not in this store"):
+        agent({"text": "That."}).resume_sync("three", store=store)
+
+
+def test_a_continuation_of_a_run_that_is_damaged_is_read_without_it(origin: Store) -> None:
+    # given a store in which a record of the parent before the end is none
+    store = open_store("memory:")
+    rows = origin.log.read("one")
+    store.log.append("one", 0, [*rows[:4], rows[4]._replace(state=b"none"), *rows[5:]], create=True)
+    taken(origin, "two", into=store)
+    # then that of the run which goes on from it is enough for much
+    assert store.journal("two").run.status == "completed"
+    assert show(store, "two")["answer"] == "More."
+    with pytest.raises(OtherHistory, match=r"goes on from one, which cannot be followed: .* at position 5"):
+        agent({"text": "That."}).continue_run_sync("two", "More.", store=store)
+
+
+def test_what_came_behind_the_end_of_a_parent_changes_nothing_of_what_was_handed_on(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="the cryptography package is not installed")
+
+    @tool(effect="read")
+    def note() -> ToolResult:
+        """Notes."""
+        return ToolResult(data="noted", notes=["It is cold."])
+
+    # given a run that goes on from one with a note
+    store, settings = open_store("memory:"), {"tools": [note], "context": Context(window_tokens=32_000)}
+    agent(call("note"), {"text": "Noted."}, **settings).run_sync("Note.", store=store, run_id="first")
+    agent({"text": "Done."}, **settings).continue_run_sync("first", "More.", store=store, new_id="second")
+    before = store.journal("second").transcript.notes
+    assert before
+    # when the first is sealed
+    new_key(tmp_path / "key")
+    store.seal_sync("first", key=tmp_path / "key")
+    # then the note stands where it stood
+    assert store.journal("second").transcript.notes == before
