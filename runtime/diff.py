@@ -5,16 +5,22 @@ from typing import Any
 
 import msgspec
 
+from refold.events import facts as f
 from refold.events.codec import Record
+from refold.events.words import Digest
 from refold.fsm.machine import empty, step
 from refold.projections.differences import Pair, differences, shared
+from refold.projections.run import Run
 from refold.projections.turns import Course, Origin
 from refold.projections.view import usage_of
 from refold.runtime.store import Store
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs as a whole. `cost_usd` is a decimal string, `tokens` all that were read and written; `origin` the run that it began from, if any."""
+    """One of the two runs as a whole. `cost_usd` is a decimal string, `tokens` all that were read and written; `origin` the run that it began from, if any.
+
+    `from_other` says whether that is the other of the two, which its id alone does not tell.
+    """
 
     run_id: str
     status: str
@@ -26,6 +32,18 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     usage: dict[str, Any]
     origin: Origin | None
+    from_other: bool
+
+
+class Way(Course):
+    """A run as it went, with the digest of the record behind which it began from another."""
+
+    began_behind: Digest | None = None
+
+    def take(self, before: Run, record: Record, after: Run) -> None:
+        if isinstance(record.fact, f.RunContinued | f.RunForked):
+            self.began_behind = record.fact.head
+        super().take(before, record, after)
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,29 +73,29 @@ def diff(store: Store, a: str, b: str) -> Diff:
     return compare(course_of(store.read(a)), course_of(store.read(b)))
 
 
-def compare(left: Course, right: Course) -> Diff:
+def compare(left: Way, right: Way) -> Diff:
     """Compare two runs that were taken in to their ends."""
     common = shared(left.digests, right.digests)
     turns = differences(left.finish(), right.finish(), forked=common > 0)
     return Diff(
         same=all(pair.verdict == "same" for pair in turns),
-        left=_side(left),
-        right=_side(right),
+        left=_side(left, right),
+        right=_side(right, left),
         shared=Shared(position=common, turn=left.digests[common - 1][1]) if common else None,
         turns=turns,
     )
 
 
-def course_of(records: Iterable[Record]) -> Course:
+def course_of(records: Iterable[Record]) -> Way:
     """A run as it went, from its records, the first one first. Raises Illegal where one has no place."""
-    course = Course()
+    course = Way()
     for record in records:
         before = course.run or empty(record.run)
         course.take(before, record, step(before, record))
     return course
 
 
-def _side(course: Course) -> Side:
+def _side(course: Way, other: Way) -> Side:
     run = course.run
     assert run is not None
     return Side(
@@ -91,4 +109,12 @@ def _side(course: Course) -> Side:
         position=run.position,
         usage=usage_of(run),
         origin=course.origin,
+        from_other=_is_from(course, other),
     )
+
+
+def _is_from(course: Way, other: Way) -> bool:
+    """Whether the other is the run that this one began from: it has that id, and the record behind which this one began."""
+    if course.origin is None or other.run is None or course.origin.parent != other.run.id:
+        return False
+    return course.began_behind in [digest for digest, _turn in other.digests[course.origin.at - 1 : course.origin.at]]

@@ -7,13 +7,12 @@ from typing import Any, Final
 
 from refold.events.codec import read
 from refold.projections.differences import Difference, Pair
-from refold.projections.turns import Course
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.naming import exported, is_file
 from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, thousands, visible, wrapped
 from refold.runtime.cli.stores import opened
-from refold.runtime.diff import Diff, Side, compare, course_of
+from refold.runtime.diff import Diff, Side, Way, compare, course_of
 
 LINES: Final = 3
 """Of a value, at most; all of it is in `--json`."""
@@ -38,7 +37,7 @@ def diff(options: o.Diff) -> int:
     return COMPLETED if found.same else FOUND
 
 
-def _course(options: o.Diff, name: str) -> Course:
+def _course(options: o.Diff, name: str) -> Way:
     """A run as it went. Raises Refused for a file that is not whole."""
     if name != "-" and not is_file(name):
         with opened(options) as store:
@@ -94,8 +93,8 @@ def _common(found: Diff, names: tuple[str, str]) -> str:
     if found.shared is not None:
         whole = found.shared.position == found.left.position == found.right.position
         told.append("they are one and the same" if whole else f"they share records 1-{found.shared.position}")
-    for name, side, other_name, other in ((names[0], found.left, names[1], found.right), (names[1], found.right, names[0], found.left)):
-        if side.origin is not None and side.origin.parent == other.run_id:
+    for name, side, other_name in ((names[0], found.left, names[1]), (names[1], found.right, names[0])):
+        if side.origin is not None and side.from_other:
             told.append(f"{name} is a {side.origin.kind} of {other_name} at {side.origin.at}")
     return ": ".join(told)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refold import Agent, Context, ScriptedModel, ToolResult, audit, open_store, replay, show, tool
+from refold import Agent, Context, ScriptedModel, ToolResult, audit, diff, open_store, replay, show, tool
 from refold.events.lineage import OtherHistory, splits
 from refold.events.words import RunId
 from refold.runtime.agent import Agent as AnyAgent
@@ -177,6 +177,17 @@ def test_forks_that_name_each_other_are_a_damaged_store(origin: Store) -> None:
     # then that is told
     with pytest.raises(OtherHistory, match="not in this store"):
         show(store, "kid")
+
+
+@ABSENT
+def test_a_comparison_says_who_is_a_fork_of_whom_and_of_nobody_else(origin: Store, elsewhere: Made) -> None:
+    store = elsewhere(origin)
+    if elsewhere is nobody:
+        taken(origin, "one", into=store)
+    taken(origin, "kid", "two", into=store)
+    for child in ("kid", "two"):
+        found = diff(store, "one", child)
+        assert (found.left.from_other, found.right.from_other) == (False, elsewhere is nobody)
 
 
 # -- continuations
