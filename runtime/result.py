@@ -35,10 +35,20 @@ class Result:
         """The log of the run."""
         return list(self._store.read(self.id))
 
+    @property
+    def forked_from(self) -> str | None:
+        """The run that this one is a fork of."""
+        return self.run.forked_from
+
+    @property
+    def forked_at(self) -> int | None:
+        """The last position that a fork has in common with that."""
+        return self.run.forked_at if self.forked_from is not None else None
+
     def as_json(self) -> dict[str, Any]:
         """The documented shape of `run`, `resume` and `continue`."""
         names = ("status", "reason", "detail", "answer", "citations", "turns", "tool_calls", "usage", "position")
-        forked = {"forked_from": self.run.forked_from, "forked_at": self.run.forked_at} if self.run.forked_from is not None else {}
+        forked = {"forked_from": self.forked_from, "forked_at": self.forked_at} if self.forked_from is not None else {}
         return {"run_id": self.id, **{name: getattr(self, name) for name in names}, **forked}
 
 

@@ -439,3 +439,13 @@ def test_a_fork_of_a_run_that_waits_waits_for_itself(store: Store) -> None:
     store.cancel_sync(forked.id)
     assert show(store, waiting.id)["status"] == "waiting_for_user"
     sound(store, forked.id)
+
+
+def test_a_result_says_where_a_fork_was_split_off(store: Store) -> None:
+    place = records(store, "tool_results_injected")[0].position
+    run = agent({"text": "Otherwise."}).fork_sync("parent", place, store=store)
+    assert (run.forked_from, run.forked_at) == ("parent", place) == (run.as_json()["forked_from"], run.as_json()["forked_at"])
+    # and that of any other run that it was not
+    run = agent({"text": "Done."}).run_sync("Do it.", store=store)
+    assert (run.forked_from, run.forked_at) == (None, None)
+    assert "forked_at" not in run.as_json()
