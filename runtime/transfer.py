@@ -31,7 +31,7 @@ class DamagedFile(ValueError):
 
 
 class OtherRun(ValueError):
-    """The store has another run of that id."""
+    """The store has a run of that id which is not the same to the last byte: another one, or more or less of it."""
 
 
 def export_lines(store: Store, run_id: str) -> Iterator[bytes]:
@@ -153,13 +153,33 @@ def whole(export: Export) -> Export:
     return export
 
 
+def agree(exports: Sequence[Export]) -> None:
+    """Files that are imported together hold one run under one id. Raises OtherRun."""
+    first: dict[RunId, Export] = {}
+    for export in exports:
+        other = first.setdefault(export.run_id, export)
+        if other.rows != export.rows:
+            raise OtherRun(f"{export.name}: nothing was imported: {other.name} holds another run {export.run_id}, or more or less of it: import one of the two")
+
+
 def is_there(store: Store, export: Export) -> bool:
     """Whether the store has the run of a whole file already. Raises OtherRun where what is stored is not the same to the last byte."""
     if store.log.head(export.run_id) is None:
         return False
-    if [(row.position, row.state) for row in history(store.log, export.run_id)] != list(export.rows):
-        raise OtherRun(f"{export.name}: the store already has a run {export.run_id}, and it is another one; nothing was imported")
+    held = [(row.position, row.state) for row in history(store.log, export.run_id)]
+    if held != list(export.rows):
+        raise OtherRun(f"{export.name}: nothing was imported: the store already has a run {export.run_id}, {_unlike(held, export.rows)}")
     return True
+
+
+def _unlike(held: Sequence[Stored], given: Sequence[Stored]) -> str:
+    """How a run of the store and one of its id in a file are not the same, and what to do."""
+    parted = next((position for (position, stored), (_, other) in zip(held, given, strict=False) if stored != other), None)
+    if parted is not None:
+        return f"which is another one from position {parted} on: import the file into another store (--store URL)"
+    if len(held) > len(given):
+        return f"which holds all of the file, that ends at position {len(given)}, and goes on to position {len(held)}: there is nothing to import"
+    return f"which ends at position {len(held)}, where the file goes on to position {len(given)}: to have all of it, import the file into another store (--store URL)"
 
 
 def import_file(store: Store, export: Export) -> RunId:

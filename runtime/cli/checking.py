@@ -100,6 +100,7 @@ def export(options: o.Export) -> int:
 def import_(options: o.Import) -> int:
     """Take files into the store: all of them are read and checked before there is one."""
     exports = [transfer.whole(exported(name)) for name in options.files]
+    transfer.agree(exports)
     with opened(options, create=True) as store:
         there = [transfer.is_there(store, export) for export in exports]
         for export in exports:

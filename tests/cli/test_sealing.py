@@ -143,3 +143,23 @@ def test_an_import_of_what_is_there_says_so(keyed):
     assert "already there" in keyed("import", "run.jsonl").out
     assert keyed("import", "run.jsonl", "--json").json == [{"run_id": "one", "already_there": True}]
     assert keyed("import", "run.jsonl", "--json", "--store", "sqlite:///other.db").json == [{"run_id": "one", "already_there": False}]
+
+
+def test_of_a_sealed_copy_and_one_that_is_not_it_is_said_which_has_more(keyed):
+    # given a run as it was before it was sealed, and behind
+    end = keyed("show", "one", "--json").json["position"]
+    keyed.write("bare.jsonl", keyed("export", "one").out)
+    keyed("seal", "one", "--key", "ann")
+    keyed.write("sealed.jsonl", keyed("export", "one").out)
+    # when one is imported where the other is
+    done = keyed("import", "bare.jsonl")
+    said = f"the store already has a run one, which holds all of the file, that ends at position {end}, and goes on to position {end + 1}: there is nothing to import"
+    assert (done.code, done.error) == (exits.USAGE, f"refold: bare.jsonl: nothing was imported: {said}")
+    other = ("--store", "sqlite:///other.db")
+    assert keyed("import", "bare.jsonl", *other).code == exits.COMPLETED
+    done = keyed("import", "sealed.jsonl", *other)
+    assert (done.code, f"which ends at position {end}, where the file goes on to position {end + 1}" in done.error) == (exits.USAGE, True)
+    # and where both are imported together, neither is
+    done = keyed("import", "bare.jsonl", "sealed.jsonl", "--store", "sqlite:///third.db")
+    assert (done.code, "bare.jsonl holds another run one, or more or less of it" in done.error) == (exits.USAGE, True)
+    assert not (keyed.folder / "third.db").exists()

@@ -99,9 +99,37 @@ def test_another_run_of_the_same_id_is_not_overwritten(exported: bytes) -> None:
     store = open_store("memory:")
     run_in(store, answer="Something else.")
     before = b"".join(export_lines(store, "kept"))
-    with pytest.raises(OtherRun, match="kept"):
+    with pytest.raises(OtherRun, match="a run kept, which is another one from position 1 on"):
         import_file(store, parse(exported, "kept.jsonl"))
     assert b"".join(export_lines(store, "kept")) == before
+
+
+def test_of_a_run_that_is_there_in_part_it_is_said_which_has_more(exported: bytes) -> None:
+    # given the first records of a run, and others of its id that part from it behind them
+    lines = exported.splitlines(keepends=True)
+    whole, half = parse(exported, "whole.jsonl"), parse(b"".join(lines[:5]), "half.jsonl")
+    assert half.verify().ok
+    # when the store has one of them, and the other is imported
+    for first, second, words in (
+        (half, whole, "ends at position 5, where the file goes on to position"),
+        (whole, half, "ends at position 5, and goes on to position"),
+    ):
+        store = open_store("memory:")
+        import_file(store, first)
+        with pytest.raises(OtherRun, match=words) as refused:
+            import_file(store, second)
+        # then it is said which has more, and neither is called another run
+        assert "another one" not in str(refused.value)
+        assert len(list(store.read("kept"))) == len(first.rows)
+
+
+def test_of_another_run_of_the_same_id_it_is_said_where_it_parts(exported: bytes) -> None:
+    # given two runs with the same beginning
+    store = open_store("memory:")
+    import_file(store, parse(b"".join(exported.splitlines(keepends=True)[:5]), "half.jsonl"))
+    store.cancel_sync("kept")
+    with pytest.raises(OtherRun, match="which is another one from position 6 on: import the file into another store"):
+        import_file(store, parse(exported, "kept.jsonl"))
 
 
 @pytest.mark.slow
