@@ -9,7 +9,7 @@ from refold.events.codec import read
 from refold.projections.differences import Difference, Pair
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
-from refold.runtime.cli.naming import exported, is_file
+from refold.runtime.cli.naming import exported, is_file, no_folder
 from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, thousands, visible, wrapped
 from refold.runtime.cli.stores import opened
 from refold.runtime.diff import Diff, Side, Way, compare, course_of
@@ -40,7 +40,7 @@ def diff(options: o.Diff) -> int:
 def _course(options: o.Diff, name: str) -> Way:
     """A run as it went. Raises Refused for a file that is not whole."""
     if name != "-" and not is_file(name):
-        with opened(options) as store:
+        with no_folder(name), opened(options) as store:
             return course_of(store.read(store.find(name)))
     export = exported(name)
     verified = export.verify()

@@ -8,7 +8,7 @@ from refold.events.storage import StoreMissing
 from refold.runtime import sealing, transfer
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
-from refold.runtime.cli.naming import chosen, exported, is_file, some_named
+from refold.runtime.cli.naming import chosen, exported, is_file, no_folder, some_named
 from refold.runtime.cli.render import counted, one_line, thousands
 from refold.runtime.cli.stores import opened, typed
 from refold.runtime.journal import NOT_FOLLOWED
@@ -76,7 +76,7 @@ def verify(options: o.Verify) -> int:
     if options.file == "-" or is_file(options.file):
         export = exported(options.file)
     else:
-        with opened(options) as store:
+        with no_folder(options.file), opened(options) as store:
             export = transfer.stored(store, store.find(options.file))
     checked = export.check(keys, options.head)
     if options.json:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from refold.events.storage import StoreMissing
 from refold.runtime.cli import options as o
 from refold.runtime.cli.exits import FAILED, Refused, explain
-from refold.runtime.cli.naming import chosen, is_file
+from refold.runtime.cli.naming import is_file, no_folder
 from refold.runtime.cli.stores import opened
 from refold.runtime.store import Store, open_store
 
@@ -47,7 +47,8 @@ def store_of(options: o.Several, stack: ExitStack) -> Store | None:
     if not options.all and all(map(is_file, options.runs)):
         return None
     try:
-        return stack.enter_context(opened(options))
+        with no_folder(*options.runs):
+            return stack.enter_context(opened(options))
     except StoreMissing:
         if any(not is_file(name) for name in options.runs):
             raise
@@ -56,8 +57,13 @@ def store_of(options: o.Several, stack: ExitStack) -> Store | None:
 
 def every_named(options: o.Several, store: Store | None) -> list[Named]:
     """Everything that is named, each once, in that order; the other runs of the store behind it."""
-    made = [Named(name, file=True) if is_file(name) else Named(chosen(there(store), [name], False)[0], file=False) for name in options.runs]
+    made = [Named(name, file=True) if is_file(name) else Named(_found(there(store), name), file=False) for name in options.runs]
     return list(dict.fromkeys([*made, *(Named(run_id, file=False) for run_id in (store.runs() if options.all and store is not None else ()))]))
+
+
+def _found(store: Store, name: str) -> str:
+    with no_folder(name):
+        return store.find(name)
 
 
 def there(store: Store | None) -> Store:

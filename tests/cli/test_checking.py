@@ -63,6 +63,25 @@ def test_a_file_that_is_not_there_is_one_line(shell, command):
     assert "nothing.jsonl" in done.error
 
 
+@pytest.mark.parametrize("command", ["audit", "verify", "replay", "diff", "import"])
+@pytest.mark.parametrize("there", [True, False], ids=["beside a store", "without a store"])
+def test_a_folder_is_called_one(shell, command, there):
+    shell.run(DONE, words=() if there else ("--store", "memory:"))
+    for name in ("exports", "exports/", "./exports", "no-such"):
+        shell.write("exports/run.jsonl", "")
+        done = shell(command, name, *(["one"] if command == "diff" else []))
+        assert done.code == exits.USAGE, name
+        assert ("is a folder" in done.error) == (name != "no-such")
+
+
+def test_a_run_that_is_called_like_a_folder_is_that_run(shell):
+    shell.run(DONE, words=("--run-id", "exports"))
+    shell.write("exports/run.jsonl", "")
+    for command in ("audit", "verify", "replay"):
+        assert shell(command, "exports").code == exits.COMPLETED
+    assert "there is no run no-such" in shell("audit", "exports", "no-such").error
+
+
 @pytest.mark.parametrize("command", ["replay", "audit"])
 def test_a_check_of_nothing_is_refused_and_of_an_empty_store_finds_nothing(shell, command):
     assert "--all" in shell(command).error
