@@ -14,13 +14,15 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 STATES = {"idle", "streaming_model", "collecting_tool_requests", "executing_tools", "injecting_tool_results", "done"}
-FIELDS = {"run": str, "position": int, "batch": int, "type": str, "v": int, "at": int, "driver": str}
-OPTIONAL = {"stepped_back_us": int, "turn": int, "digest": str}
+FIELDS = {"run": str, "position": int, "batch": int, "type": str, "v": int, "at": int, "driver": str, "from": str, "to": str}
+OPTIONAL = {"stepped_back_us": (int,), "turn": (int,), "call": (str, type(None)), "digest": (str,)}
+KINDS = {**{name: (kind,) for name, kind in FIELDS.items()}, **OPTIONAL}
 
 
 class Broken(Exception):
@@ -80,7 +82,7 @@ class File:
             raise Broken("the record calls itself {}".format(record["position"]))
         self._check_payloads(record)
         check_batch(record, before)
-        if record["type"] == "sealed" and not all(isinstance(mapping(record["data"]).get(name), str) for name in ("algorithm", "key", "signature")):
+        if record["type"] == "sealed" and not all(isinstance(record["data"].get(name), str) for name in ("algorithm", "key", "signature")):
             raise Broken("it is no seal")
         self.records.append(record)
 
@@ -102,29 +104,28 @@ class File:
 
 
 def parsed(line: bytes) -> dict[str, Any]:
-    """A record as JSON, with fields of the right kinds."""
+    """A record as JSON, with fields of the right kinds, each time that one is there."""
+    fields: list[tuple[str, Any]] = []
+
+    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields[:] = pairs  # those of the record itself come last
+        return dict(pairs)
+
     try:
-        record = json.loads(line.decode("utf-8"), parse_constant=refuse)
+        record = json.loads(line.decode("utf-8"), parse_constant=refuse, object_pairs_hook=kept)
         if b"\\u" in line:
             json.dumps(record, ensure_ascii=False).encode("utf-8")  # half a character, as JSON can spell it, is none
     except (ValueError, RecursionError) as error:
         raise Broken("it is no record") from error
-    if not isinstance(record, dict) or "data" not in record:
+    if not isinstance(record, dict) or not FIELDS.keys() <= record.keys() or not isinstance(record.get("data"), dict):
         raise Broken("it is no record")
-    kinds = {**FIELDS, **{name: kind for name, kind in OPTIONAL.items() if name in record}}
-    if not all(type(record.get(name)) is kind for name, kind in kinds.items()):
-        raise Broken("it is no record")
-    if not isinstance(record.get("call", ""), (str, type(None))) or not {record.get("from"), record.get("to")} <= STATES:
+    if not all(type(value) in KINDS.get(name, (type(value),)) and (name not in ("from", "to") or value in STATES) for name, value in fields):
         raise Broken("it is no record")
     return record
 
 
 def refuse(name: str) -> None:
     raise ValueError(name + " is no JSON")
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def references(value: Any) -> list[dict[str, Any]]:
@@ -169,7 +170,7 @@ def check_batch(record: dict[str, Any], before: dict[str, Any] | None) -> None:
             raise Broken("it is of another batch than the record before, or has another stamp")
     if record["at"] < before["at"]:
         raise Broken("it is earlier than the record before")
-    forked = record["type"] == "run_forked" and mapping(record["data"]).get("parent") == before["run"]
+    forked = record["type"] == "run_forked" and record["data"].get("parent") == before["run"]
     if record["run"] != before["run"] and not forked:
         raise Broken("it is of another run than the record before")
     if record["run"] == before["run"] and record["type"] == "run_forked":
@@ -291,12 +292,21 @@ def verify(data: bytes, head: str | None = None, keys: dict[str, bytes] | None =
     return "; ".join(words)
 
 
+def with_values(words: list[str]) -> list[str]:
+    """Options and their values in one word each: a digest may begin with a hyphen, and is no option."""
+    rest = iter(words)
+    return [f"{word}={next(rest, '')}" if word in ("--head", "--key") else word for word in rest]
+
+
 def main(words: list[str] | None = None) -> int:
     usage = argparse.ArgumentParser(description="Checks an exported run of refold.")
     usage.add_argument("file", help="the file; - is standard input")
     usage.add_argument("--head", help="a digest that must be among its records")
     usage.add_argument("--key", action="append", default=[], help="a public key (Ed25519, PEM) that must have sealed it")
-    given = usage.parse_args(words)
+    given = usage.parse_args(with_values(sys.argv[1:] if words is None else words))
+    if given.head is not None and not re.fullmatch("[A-Za-z0-9_-]{43}", given.head):
+        print(f"--head {given.head}: a digest has 43 characters", file=sys.stderr)
+        return 2
     try:
         keys = dict(public_key(name) for name in given.key)
         data = sys.stdin.buffer.read() if given.file == "-" else Path(given.file).read_bytes()

@@ -1,15 +1,20 @@
 """The checker that shares no code with refold: what it says of seals and heads, what it prints, and that old Pythons can read it."""
 
 import ast
+import base64
+import hashlib
+import json
 import random
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from refold import Agent, ScriptedModel, open_store, show
+from refold.runtime.cli.main import perform
 from refold.runtime.sealing import new_key, public
 from refold.runtime.transfer import export_lines, parse
 
@@ -51,6 +56,91 @@ def test_it_says_in_one_line_what_is_whole_and_what_is_not(tmp_path: Path) -> No
     # and what cannot be read is said, too
     assert verify(tmp_path, "nothing") == (2, "")
     assert verify(tmp_path, "whole", "--key", "whole") == (2, "")
+
+
+# -- the fields of a record
+
+VALUES = ("null", "true", "-1", "1.5", '"x"', "[]", "[[]]", "{}")
+"""One of each kind, and what cannot be a key of a table."""
+ELSEWHERE = ("type", "v", "data", "call")
+"""Fields of which refold knows more than what they are made of: which facts there are, and what is in each."""
+FEW = [("forked-call", "run_started"), ("forked-call", "run_forked"), ("forked-call", "tool_started"), ("sealed", "sealed")]
+
+
+def mutants(line: bytes) -> Iterator[tuple[str, bytes]]:
+    """A record with one of its fields of every other kind, missing, or there twice; and with each that it does not have."""
+    fields = {name: json.dumps(value, ensure_ascii=False, separators=(",", ":")) for name, value in json.loads(line).items()}
+
+    def written(pairs: Iterable[tuple[str, str]]) -> bytes:
+        return ("{" + ",".join(f'"{name}":{value}' for name, value in pairs) + "}").encode()
+
+    assert written(fields.items()) == line
+    for name in (*fields, *({"stepped_back_us", "turn", "call", "more"} - fields.keys())):
+        yield name, written((each, value) for each, value in fields.items() if each != name)
+        for other in VALUES:
+            yield name, written((({} if name in fields else {name: ""}) | fields | {name: other}).items())
+            yield name, written(((name, other), *fields.items()))
+
+
+def chained(lines: list[bytes]) -> list[bytes]:
+    """The same records with digests made anew, as whoever can write the whole file would."""
+    made, before = [], b""
+    for line in lines:
+        body, mark, _ = line.rpartition(b',"digest":"')
+        if mark and not line.startswith(b'{"payload"'):
+            before = base64.urlsafe_b64encode(hashlib.sha256(before + body).digest()).rstrip(b"=")
+            made.append(body + mark + before + b'"}')
+        else:
+            made.append(line)
+    return made
+
+
+def agree_on_fields(name: str, of_type: str | None) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    lines = (GOLDEN.parent / f"{name}.jsonl").read_bytes().splitlines()
+    places = [place for place, line in enumerate(lines) if not line.startswith(b'{"payload"') and of_type in (None, json.loads(line)["type"])]
+    for place in places if of_type is None else places[:1]:
+        line = lines[place]
+        for field, mutant in mutants(line):
+            changed = [*lines[:place], mutant, *lines[place + 1 :]]
+            for anew in (False, True):
+                data = b"".join(each + b"\n" for each in (chained(changed) if anew else changed))
+                verified = parse(data, name).verify()
+                try:
+                    script["verify"](data)
+                    told = (True, None)
+                except script["Broken"] as broken:
+                    told = (False, broken.position)
+                beyond = anew and field in ELSEWHERE and told == (True, None)
+                assert beyond or told == (verified.ok, verified.broken_at), (name, place, field, mutant, verified.why)
+
+
+@pytest.mark.parametrize(("name", "of_type"), FEW)
+def test_a_field_of_any_kind_gets_the_verdict_that_refold_gives(name: str, of_type: str) -> None:
+    agree_on_fields(name, of_type)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["forked-call", "large-result", "sealed"])
+def test_every_field_of_every_record_gets_the_verdict_that_refold_gives(name: str) -> None:
+    agree_on_fields(name, None)
+
+
+def test_a_digest_may_begin_with_a_hyphen_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    # given a file with a record whose digest begins so
+    found = {
+        json.loads(line)["digest"]: path for path in sorted(GOLDEN.parent.glob("*.jsonl")) for line in path.read_bytes().splitlines() if b'"digest":"-' in line
+    }
+    head, path = next(iter(found.items()))
+    # then it is found, however it is typed, and one that is not there is not
+    for words in ((str(path), "--head", head), ("--head", head, str(path)), (str(path), f"--head={head}")):
+        code, said = verify(tmp_path, *words)
+        assert (code, "came after the head that was given" in said) == (0, True), words
+    assert verify(tmp_path, str(path), "--head", "-" * 43)[0] == 1
+    # and what is no digest is refused in one line, as refold refuses it
+    for words in (("--head=nonsense",), ("--head", "nonsense"), ("--head", "-x"), ("--head",), ("--head=",)):
+        assert verify(tmp_path, str(path), *words) == (2, "")
+        assert perform(["verify", str(path), *words]) == 2
 
 
 def test_it_judges_seals_as_refold_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
