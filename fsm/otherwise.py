@@ -57,6 +57,14 @@ UNSEEN: Final[Mapping[type[f.Derived], frozenset[str]]] = {
     f.RunCancelled: frozenset(("detail",)),
 }
 """Fields that are for the books alone: what they bring about shows where it does."""
+TOLD: Final[Mapping[type[f.Derived], frozenset[str]]] = {
+    f.ToolRejected: frozenset(("kind", "message")),
+    f.DuplicateActionBlocked: frozenset(("message",)),
+    f.ToolClosed: frozenset(("kind", "message")),
+    f.FinalRejected: frozenset(("because", "complaints")),
+    f.ModelErrorObserved: frozenset(("kind", "message")),
+}
+"""What the model is told: it counts once a request shows it, which none does where the run ends."""
 
 
 def differs(was: Run, now: Run, recorded: f.Fact, derived: f.Derived) -> str | None:
@@ -70,6 +78,11 @@ def differs(was: Run, now: Run, recorded: f.Fact, derived: f.Derived) -> str | N
     if isinstance(recorded, f.ModelRequested) and isinstance(derived, f.ModelRequested) and not _shows_the_same(was, now, recorded, derived):
         return "data.digest"
     return None
+
+
+def only_told(derived: f.Derived, field: str) -> bool:
+    """Whether a field is for the model alone."""
+    return field.removeprefix("data.") in TOLD.get(type(derived), ())
 
 
 def _shows_the_same(was: Run, now: Run, recorded: f.ModelRequested, derived: f.ModelRequested) -> bool:

@@ -87,6 +87,8 @@ class Pair:
         """The settings that are others than the run had."""
         self.declared = self.told = ""
         """What the agent's code says otherwise: of itself, and of the batch at hand."""
+        self.unshown: Change | None = None
+        """What the model was told otherwise, and no request has shown yet."""
         self.unasked: set[CallId] = set()
         """Calls about which a human was asked, and would not be."""
         self.assumed: dict[str, None] = {}
@@ -300,18 +302,33 @@ def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], *, cut: boo
                     return  # it goes on in a fork
                 raise _missing(pair.was.position + 1)
         field = otherwise.differs(pair.was, cursor.run, record.fact, follows) if record is not None and follows is not None else "type"
-        if record is not None and follows is not None and field is None:
+        if record is not None and follows is not None and (field is None or otherwise.only_told(follows, field)):
+            pair.unshown = _unshown(pair, cursor.run, record, follows, field)
             fire_compiled(cursor, follows)
             pair.take(record)
             left.pop()
             yield from _refused_unasked(pair, record)
+        elif field == "data.digest" and pair.unshown is not None:
+            yield Parted(changes=(pair.unshown,))
+            return
         elif isinstance(follows, f.ApprovalRequested):
             yield _asks(pair, cursor, record, follows)
         elif follows is None and otherwise.shows_everything(cursor.run):
             _aside(cursor, f.ContextChosen(builder="relevant"))
         else:
-            yield _parts(pair, cursor, record, follows, field or "type")
+            yield _parts(pair, cursor, left, follows, field or "type")
             return
+
+
+def _unshown(pair: Pair, now: Run, record: Record, derived: f.Derived, field: str | None) -> Change | None:
+    """What the model was told otherwise up to this fact, and no request has shown."""
+    if isinstance(derived, f.ModelRequested):
+        return None
+    if pair.unshown is not None or field is None:
+        return pair.unshown
+    names, code, words = reasons.of_facts([derived], record.fact)
+    old, new = _values(record.fact, derived, field, now)
+    return pair.change(record, Otherwise("would show the model something else", field, old, new, names, code, words))
 
 
 def _waits_for_builder(run: Run) -> bool:
@@ -336,23 +353,29 @@ def _aside(cursor: Cursor, *facts: f.Fact) -> None:
     cursor.run = replace(cursor.run, position=position)
 
 
-def _parts(pair: Pair, cursor: Cursor, record: Record | None, follows: f.Derived | None, field: str) -> Parted:
-    """The place where both runs part, and the end of the one that would have been, where it comes to one at once."""
+def _parts(pair: Pair, cursor: Cursor, left: Sequence[Record], follows: f.Derived | None, field: str) -> Parted:
+    """The place where both runs part, and the end of the one that would have been, where it comes to one at once. `left` is what is left of the recorded batch, from its end."""
     now, facts = cursor.run, list[f.Derived]()
     derived = follows
     while derived is not None:
         facts.append(derived)
         fire_compiled(cursor, derived)
         derived = follow(cursor.run, cursor.stamp)
+    record = left[-1] if left else None
     recorded = record.fact if record is not None else None
-    ending = cursor.run.ended
+    ended, ending = next((each.fact for each in left if isinstance(each.fact, reasons.ENDINGS)), None), cursor.run.ended
     names, code, words = reasons.of_facts(facts, recorded)
     old, new = _values(recorded, follows, field, now)
-    found = Otherwise(_verdict(recorded, follows, ending, now), field, old, new, names, code, words)
+    found = Otherwise(_verdict(recorded, follows, ended, ending, now), field, old, new, names, code, words)
     changes = [pair.change(record, found, getattr(follows, "call", None) if found.verdict != "would go on" else None)]
-    if ending is not None and ending is not follows:
-        changes.append(replace(changes[0], position=cursor.run.position, call_id=None, field="type", recorded=None, derived=ending.TAG))
+    if ending is not None and ending is not follows and not _ends_the_same(ended, ending):
+        tag = ended.TAG if ended is not None else None
+        changes.append(replace(changes[0], position=cursor.run.position, call_id=None, field="type", recorded=tag, derived=ending.TAG))
     return Parted(changes=tuple(changes), ended=cursor.run if ending is not None else None, last_turn=_is_last_turn(now, follows))
+
+
+def _ends_the_same(ended: f.Fact | None, ending: f.Ending) -> bool:
+    return type(ended) is type(ending) and getattr(ended, "reason", None) == ending.reason
 
 
 def _values(recorded: f.Fact | None, derived: f.Fact | None, field: str, now: Run) -> tuple[Any, Any]:
@@ -375,10 +398,10 @@ GIVEN_UP: Final = (*REFUSALS, *reasons.ENDINGS, f.ToolClosed, f.ModelErrorObserv
 CONTEXT: Final = (f.ModelRequested, f.SummaryRequested)
 
 
-def _verdict(recorded: f.Fact | None, derived: f.Derived | None, ending: f.Ending | None, now: Run) -> Verdict:
-    """What a difference comes to."""
+def _verdict(recorded: f.Fact | None, derived: f.Derived | None, ended: f.Fact | None, ending: f.Ending | None, now: Run) -> Verdict:
+    """What a difference comes to. `ended` and `ending` are the ends that the two runs come to at once, where they do."""
     if ending is not None and not isinstance(recorded, reasons.ENDINGS):
-        return "would stop earlier"
+        return "would stop earlier" if ended is None else "would act otherwise"
     if derived is None:
         return "would show the model something else" if _waits_for_builder(now) else "would ask a human"
     if isinstance(recorded, REFUSALS) and isinstance(derived, REFUSALS) and (before := _earlier(recorded, derived, now)) is not None:

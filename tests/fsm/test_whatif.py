@@ -159,6 +159,36 @@ def test_a_limit_that_is_lifted_lets_the_run_go_on(start: Start) -> None:
     assert cut.what_if({"budgets.max_tokens": 2_050}).verdict == "unaffected"
 
 
+SPENT = f.Usage(input_tokens=5_000, output_tokens=10, cost_usd="0.37")
+
+
+@pytest.mark.parametrize(
+    ("was", "changes"),
+    [
+        (Budgets(max_cost_usd="0.2"), {"budgets.max_cost_usd": "0.35"}),
+        (Budgets(max_cost_usd="0.35"), {"budgets.max_cost_usd": "0.2"}),
+        (Budgets(max_tokens=3_000), {"budgets.max_tokens": 4_000}),
+        (Budgets(deadline="2001-09-09T01:46:50Z"), {"budgets.deadline": "2001-09-09T01:46:55Z"}),
+    ],
+)
+def test_another_number_in_words_that_no_request_shows_is_nothing(start: Start, was: Budgets, changes: dict[str, Any]) -> None:
+    # given a run that was stopped by a limit, which closed the calls of its last response
+    run = start(budgets=was)
+    run.now += 60_000_000
+    run.calls(LOOK, SOUTH, usage=SPENT)
+    assert run.tags[-2:] == ["tool_results_injected", "run_stopped"]
+    # then one that is used up just as well changes nothing that anybody sees
+    told = run.what_if(changes)
+    assert (told.verdict, told.changes, told.horizon) == ("unaffected", (), None)
+
+
+def test_a_run_that_ends_in_the_same_place_for_another_reason_does_not_end_earlier(start: Start) -> None:
+    run = start(budgets=Budgets(max_tokens=3_000))
+    run.calls(LOOK, usage=SPENT)
+    told = run.what_if({"budgets.max_tokens": None, "budgets.max_cost_usd": "0.2"})
+    assert (told.verdict, first(told).field, first(told).recorded, first(told).derived) == ("would act otherwise", "data.reason", "max_tokens", "max_cost_usd")
+
+
 # -- policies
 
 

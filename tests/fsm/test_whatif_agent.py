@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from refold.events import facts as f
-from refold.events.settings import Policy
+from refold.events.settings import Budgets, Policy
 from refold.testing.trajectory import Act, Trajectory
 
 Start = Callable[..., Trajectory]
@@ -58,6 +58,20 @@ def test_a_call_that_would_be_refused_today_ends_the_evidence(start: Start) -> N
     assert (told.verdict, told.changes[0].recorded, told.changes[0].derived) == ("would be rejected", "tool_calls_accepted", "tool_rejected")
     assert "the agent's tools" in told.changes[0].because
     assert "(invalid_arguments): no such place" in told.changes[0].because
+
+
+@pytest.mark.parametrize(("turns", "verdict"), [(1, "unaffected"), (9, "would show the model something else")])
+def test_other_words_to_the_model_count_once_a_request_shows_them(start: Start, turns: int, verdict: str) -> None:
+    # given a call that was refused, in the last turn or not
+    run = start(policy=PLAIN, budgets=Budgets(max_turns=turns))
+    run.calls(Act("look", kind="invalid_arguments"))
+    if turns > 1:
+        run.answer()
+    # when it is refused in other words
+    told = run.what_if({}, checking(message="no such place"))
+    assert told.verdict == verdict
+    for change in told.changes:
+        assert (change.field, change.call_id, change.derived, told.horizon) == ("data.message", "t1.1", "no such place", run.position_of("tool_rejected"))
 
 
 def test_other_arguments_are_another_act(start: Start) -> None:
