@@ -404,8 +404,9 @@ def _verdict(recorded: f.Fact | None, derived: f.Derived | None, ended: f.Fact |
         return "would stop earlier" if ended is None else "would act otherwise"
     if derived is None:
         return "would show the model something else" if _waits_for_builder(now) else "would ask a human"
-    if isinstance(recorded, REFUSALS) and isinstance(derived, REFUSALS) and (before := _earlier(recorded, derived, now)) is not None:
-        return "would be rejected" if before is derived else "would go on"
+    if isinstance(recorded, REFUSALS) and isinstance(derived, REFUSALS):
+        before = _earlier(recorded, derived, now)
+        return "would show the model something else" if before is None else "would be rejected" if before is derived else "would go on"
     if type(recorded) is type(derived):
         return "would show the model something else" if not isinstance(derived, (*reasons.ENDINGS, f.ToolStarted)) else "would act otherwise"
     if isinstance(derived, REFUSALS) and not isinstance(recorded, (*REFUSALS, f.RunStopped, f.RunFailed)):

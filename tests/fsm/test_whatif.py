@@ -279,6 +279,20 @@ def test_duplicates_are_blocked_or_let_through(start: Start) -> None:
     assert brief(once.what_if({"policy.max_duplicate_actions": 2})) == ("would go on", "duplicate_action_blocked", "tool_calls_accepted")
 
 
+def test_a_call_that_is_refused_for_another_reason_tells_the_model_something_else(start: Start) -> None:
+    # given a duplicate that was blocked, and one that was beyond the limit of calls
+    blocked, beyond = start(), start(budgets=Budgets(max_tool_calls=1))
+    for run in (blocked, beyond):
+        run.calls(LOOK)
+        run.succeed("t1.1")
+        run.calls(LOOK)
+        run.answer()
+    # then each would be the other
+    told, back = blocked.what_if({"budgets.max_tool_calls": 1}), beyond.what_if({"budgets.max_tool_calls": 9})
+    assert brief(told) == ("would show the model something else", "duplicate_action_blocked", "tool_rejected")
+    assert brief(back) == ("would show the model something else", "tool_rejected", "duplicate_action_blocked")
+
+
 def test_a_cycle_that_is_seen_sooner_fails_the_run(start: Start) -> None:
     run = start(policy=Policy(max_duplicate_actions=9))
     for n in (1, 2):
