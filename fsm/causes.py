@@ -249,6 +249,12 @@ def illegal(record: Record | None, trigger: str, words: str) -> Cause:
     return Cause("code", f"under the rules of today {words}", hint)
 
 
+def raised(error: Exception) -> Cause:
+    """What today's rules raise over records whose chain holds: a mistake in the rules, unless somebody made up the records with their chain."""
+    hint = f"Where no rule was changed, the record says what cannot be: see `refold audit`. {RULES}"
+    return Cause("code", f"the rules of today raise {type(error).__name__} here: {error}", hint)
+
+
 def refused(words: str) -> Cause:
     """Why the limits of today forbid a move that the rules make."""
     return Cause("policy or limit", words, LIMITS)
@@ -294,7 +300,3 @@ def changed(what: str = "the stored bytes were changed after they were written, 
 
 def unread(words: str) -> Cause:
     return Cause("upcaster", f"what was written cannot be read by this version: {words}", VERSION)
-
-
-def unfit(error: Exception) -> Cause:
-    return Cause("environment", f"nothing follows from what was said here ({type(error).__name__} {error})", RESTORE)

@@ -20,7 +20,7 @@ from refold.fsm.batches import Batch, Stored as Stored, batches
 from refold.fsm.causes import Cause
 from refold.fsm.decide import decide
 from refold.fsm.divergence import TYPE, Difference, Divergence as Divergence, Nearest, difference, diverges, first_difference, values_of
-from refold.fsm.machine import NOT_JUDGED, Illegal, Refused, empty, fire_compiled
+from refold.fsm.machine import NOT_JUDGED, Cursor, Illegal, Refused, empty, fire_compiled
 from refold.projections.run import Run, replace
 
 Ask = Callable[[Run, Sequence[f.Input]], Sequence[f.Input]]
@@ -113,12 +113,11 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
         return _Again(run, found=misread)
     inputs = ask(run, given) if ask is not None else given
     stamp = Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us)
+    moves = _Moves()
     try:
-        decided = decide(run, inputs, stamp, fire_compiled)
-    except NOT_JUDGED as error:  # only records that somebody else made up have such inputs
-        return _Again(run, found=diverges(first.position, Difference("data", first.type, None), causes.unfit(error), first))
-    except (Illegal, Refused) as error:
-        return _Again(run, found=_said_otherwise(batch, inputs) or _stuck(error, stored, gap))
+        decided = decide(run, inputs, stamp, moves.fire)
+    except (Illegal, Refused, *NOT_JUDGED) as error:
+        return _Again(run, found=_said_otherwise(batch, inputs) or _stuck(error, run.position + moves.made + 1, stored, gap))
     made = _end(batch) - run.position - 1 if batch.forked else None  # what followed there is the parent's alone
     pairs = _written(run, decided.edges[:made], stamp, stored)
     again = _Again(replace(decided.runs[len(pairs) - 1], head=pairs[-1].taken.digest), tuple(pair.taken for pair in pairs))
@@ -129,6 +128,17 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
     more = "" if recovered is not None else ", and what stands behind it does not follow without it"
     found = diverges(gap, Difference(TYPE, None, recovered.type if recovered is not None else None), causes.missing(more), recovered)
     return again._replace(found=found, goes_on=recovered is not None)
+
+
+class _Moves:
+    """How many moves of a batch were made, so that the place of the one that cannot be made is known, whatever it raises."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def fire(self, cursor: Cursor, fact: f.Fact) -> None:
+        fire_compiled(cursor, fact)
+        self.made += 1
 
 
 def _end(batch: Batch) -> int:
@@ -252,13 +262,19 @@ def _said_otherwise(batch: Batch, inputs: Sequence[f.Input]) -> Divergence | Non
     return None
 
 
-def _stuck(error: Illegal | Refused, stored: Mapping[int, Record], gap: int | None) -> Divergence:
-    """A move that the rules or the limits of today do not allow."""
-    if gap is not None and gap <= error.position:
+def _stuck(error: Exception, position: int, stored: Mapping[int, Record], gap: int | None) -> Divergence:
+    """A move that the rules or the limits of today do not allow, or at which they raise something."""
+    if gap is not None and gap <= position:
         return diverges(gap, Difference(TYPE, None, None), causes.missing(", and what stands behind it does not follow without it"))
-    record = stored.get(error.position)
-    cause = causes.refused(str(error)) if isinstance(error, Refused) else causes.illegal(record, error.trigger, str(error))
-    return diverges(error.position, Difference(TYPE, record.type if record is not None else None, None), cause, record)
+    record = stored.get(position)
+    match error:
+        case Refused():
+            cause = causes.refused(str(error))
+        case Illegal():
+            cause = causes.illegal(record, error.trigger, str(error))
+        case _:
+            cause = causes.raised(error)
+    return diverges(position, Difference(TYPE, record.type if record is not None else None, None), cause, record)
 
 
 def _misread(run: Run, records: Sequence[Record]) -> Divergence | None:

@@ -80,7 +80,19 @@ def reads_first(before: Any, run: Run, stamp: Any) -> Any:
     return calls.start(run, accepted) if accepted is not None and not asks and not run.calls[0].started else before(run, stamp)
 
 
+def no_rules(*_: Any) -> Any:
+    raise KeyError("typo")
+
+
+def divides(*_: Any) -> Any:
+    return 1 // 0
+
+
 CODE = {
+    "a rule that raises": Code(patched(calls, "key", no_rules), "tool_started", "type", "code"),
+    "a rule that divides by nothing": Code(patched(answers, "_claimed", divides), "final_rejected", "type", "code"),
+    "a fold of an input that raises": Code(patched(evolve, "_succeeded", no_rules), "tool_succeeded", "type", "code"),
+    "a fold of what follows that raises": Code(patched(evolve, "_injected", divides), "tool_results_injected", "type", "code"),
     "a longer first delay": Code(patched(timing, "FIRST_DELAY_US", 600_000), "retry_scheduled", "data.delay_us", "code"),
     "a longer delay of tools": Code(patched(timing, "FIRST_TOOL_DELAY_US", 60_000), "retry_scheduled 3", "data.delay_us", "code"),
     "another idempotency key": Code(patched(calls, "key", lambda run, call: "k"), "tool_started", "data.key", "code"),
