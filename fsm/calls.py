@@ -173,12 +173,13 @@ def _closing(run: Run, stamp: Stamp) -> tuple[Kind, str] | None:
     if run.cancel is not None:
         return "cancelled", f"the run was cancelled by {run.cancel.who}{NOT_RUN}"
     if run.policy.on_tool_error == "stop" and any(call.kind in TOOL_ERRORS for call in run.calls):
-        return "cancelled", "an earlier call of the turn failed, and the policy is to stop"
+        return "cancelled", STOPPED
     exceeded = limits.first_exceeded(limits.BEFORE_TOOLS, run, stamp)
     return ("limit_reached", exceeded.detail) if exceeded is not None else None
 
 
 NOT_RUN: Final = " before this call ran"
+STOPPED: Final = "an earlier call of the turn failed, and the policy is to stop"
 
 
 def _over(run: Run, call: Call) -> tuple[Kind, str] | None:

@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from refold.events import facts as f
 from refold.events.codec import Record, data_of
 from refold.events.words import Kind, Reason
+from refold.fsm.calls import STOPPED
 
 CauseClass = Literal["code", "context", "tool schema", "policy or limit", "adapter", "upcaster", "environment"]
 
@@ -108,6 +109,8 @@ def _told(fact: f.Fact, other: f.Fact | None) -> CauseClass:
         case f.RunFailed(reason=reason) if reason in OF_SETTINGS:
             return "policy or limit"
         case f.ToolClosed(kind=kind) | f.ToolRejected(kind=kind) if kind in OF_POLICY:
+            return "policy or limit"
+        case f.ToolClosed(kind="cancelled", message=words) if words.startswith(STOPPED):
             return "policy or limit"
         case f.RetryScheduled() if isinstance(other, f.ToolClosed):  # how often a call is tried
             return "policy or limit"

@@ -9,12 +9,13 @@ import pytest
 
 from refold.events import facts as f
 from refold.events.codec import UPCASTERS
+from refold.events.settings import Policy
 from refold.fsm import answers, calls, compaction, decide, guards, limits, machine, timing
 from refold.fsm.divergence import Divergence
 from refold.projections import evolve, revisions
 from refold.projections.run import Run
 from refold.testing.forge import rewritten
-from refold.testing.trajectory import Trajectory
+from refold.testing.trajectory import Act, Trajectory
 
 Reported = Callable[..., Divergence]
 
@@ -151,6 +152,21 @@ def test_a_change_of_the_rules_is_reported_where_it_tells(log: Trajectory, repor
     assert (found.nearest.words if found.nearest is not None else "").startswith(planted.nearest)
     # and without the change nothing is
     assert log.replay().divergence is None
+
+
+@pytest.mark.parametrize("reads", ["stop", "observe"])
+def test_calls_that_are_closed_after_an_error_or_not_are_the_policys(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a turn whose first call failed, under either policy
+    run = Trajectory().start(policy=Policy(on_tool_error="observe" if reads == "stop" else "stop"))
+    run.calls(Act("look"), Act("find"))
+    run.fail("t1.1")
+    # when the rules read the other one
+    settings_read("policy", on_tool_error=reads)(monkeypatch)
+    found = run.replay().divergence
+    # then
+    assert found is not None
+    assert {found.recorded, found.derived} == {"tool_started", "tool_closed"}
+    assert (found.cause_class, found.position) == ("policy or limit", 10)
 
 
 # -- older versions
