@@ -11,6 +11,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.settings import Context
+from refold.events.words import CallId
 from refold.fsm.guards import ASK_USER
 from refold.projections.excerpts import READ_RESULT
 
@@ -176,21 +177,25 @@ def said_otherwise(given: f.Input, today: f.Input) -> str:
         case f.RunStarted() | f.RunContinued() if isinstance(given, f.RunStarted | f.RunContinued):
             names = [name for name in ("instructions", "tools", "validators", "answer_schema", "context_builder") if _declares_otherwise(name, given, today)]
             return f"the agent's {' and '.join(names)}"
-        case f.CallsChecked() if isinstance(given, f.CallsChecked):
-            old, new = next(pair for pair in zip(given.checks, today.checks, strict=True) if pair[0] != pair[1])
-            if old.kind != new.kind or new.kind != "success":
-                return f"the agent's tools, which say {new.kind} of {new.call} today"
-            if old.approval != new.approval:
-                return (
-                    f"the agent's tools, which want {new.call} to be approved today" if new.approval else f"the agent's tools, which let {new.call} run today"
-                )
-            return f"the agent's tools, which say something else of {new.call} today"
         case f.AnswerChecked():
             return f"the agent's validators {', '.join(today.validators) or '(none)'}, which {'reject' if today.complaints or today.error else 'accept'} this answer today"
         case f.ContextChosen(builder=builder):
             return f"the agent's context builder {builder}"
         case _:
             return "what refold itself makes of this today"
+
+
+def said_of_calls(given: f.CallsChecked, today: f.CallsChecked) -> dict[CallId, str]:
+    """The same of each call of which the agent's tools say something else."""
+    return {new.call: f"the agent's tools, which {_said(old, new)} today" for old, new in zip(given.checks, today.checks, strict=True) if old != new}
+
+
+def _said(old: f.Check, new: f.Check) -> str:
+    if old.kind != new.kind or new.kind != "success":
+        return f"say {new.kind} of {new.call}"
+    if old.approval != new.approval:
+        return f"want {new.call} to be approved" if new.approval else f"let {new.call} run"
+    return f"say something else of {new.call}"
 
 
 def _declares_otherwise(name: str, given: f.RunStarted | f.RunContinued, today: f.RunStarted | f.RunContinued) -> bool:

@@ -86,7 +86,9 @@ class Pair:
         self.changed: tuple[reasons.Setting, ...] = ()
         """The settings that are others than the run had."""
         self.declared = self.told = ""
-        """What the agent's code says otherwise: of itself, and of the batch at hand."""
+        """What the agent's code says otherwise: of itself, and of the batch at hand,"""
+        self.said: dict[CallId, str] = {}
+        """and of its calls."""
         self.unshown: Change | None = None
         """What the model was told otherwise, and no request has shown yet."""
         self.unasked: set[CallId] = set()
@@ -99,11 +101,13 @@ class Pair:
 
     def change(self, record: Record | None, found: Otherwise, call: CallId | None = None) -> Change:
         """A difference at a record; None is the place behind the last one of its batch."""
-        words = reasons.blamed(found.settings, self.changed, self.told or self.declared)
+        call = call or (record.call if record is not None else None)
+        said = self.said.get(call or CallId("")) or self.told or next(iter(self.said.values()), self.declared)
+        words = reasons.blamed(found.settings, self.changed, said)
         return Change(
             position=record.position if record is not None else self.was.position + 1,
             turn=record.turn if record is not None else self.was.turn,
-            call_id=call or (record.call if record is not None else None),
+            call_id=call,
             field=found.field,
             recorded=found.recorded,
             derived=found.derived,
@@ -204,7 +208,7 @@ def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Cha
     heard = [record for record in recorded if record.fact.INPUT]
     given: list[f.Input] = [record.fact for record in heard]  # type: ignore[misc]  # INPUT tells the unions apart
     asked = pair.ask(pair.now, given) if pair.ask is not None else given
-    pair.told = ""
+    pair.told, pair.said = "", {}
     for record, today in zip(heard, asked, strict=True):
         yield from _input(pair, cursor, record, today)
     if not all(map(from_outside, given)):
@@ -218,7 +222,10 @@ def _missing(position: int) -> Broken:
 
 def _input(pair: Pair, cursor: Cursor, record: Record, today: f.Input) -> Iterator[Change | Parted]:
     """One input fact, as it would have been heard."""
-    pair.told = reasons.said_otherwise(record.fact, today) or pair.told  # type: ignore[arg-type]  # it is an input
+    if isinstance(record.fact, f.CallsChecked) and isinstance(today, f.CallsChecked):
+        pair.said = reasons.said_of_calls(record.fact, today)
+    else:
+        pair.told = reasons.said_otherwise(record.fact, today) or pair.told  # type: ignore[arg-type]  # it is an input
     fact = _laid_over(pair, cursor.run, today)
     if isinstance(fact, f.ContextChosen):
         found = otherwise.chosen(pair.was, cursor.run, fact, asked=pair.ask is not None)
@@ -341,7 +348,8 @@ def _asks(pair: Pair, cursor: Cursor, record: Record | None, asks: f.ApprovalReq
     assert call is not None
     pair.assumed |= {f"a human would have allowed {call.name} ({call.id})": None}
     _aside(cursor, asks, f.ApprovalGranted(call=asks.call, digest=asks.digest, who="nobody: this is assumed"))
-    found = Otherwise("would ask a human", "type", record.type if record is not None else None, asks.TAG, (), "approval", asks.because)
+    recorded = record.type if record is not None and record.call == asks.call else None  # else that is about another call
+    found = Otherwise("would ask a human", "type", recorded, asks.TAG, (), "approval", asks.because)
     return pair.change(record, found, asks.call)
 
 

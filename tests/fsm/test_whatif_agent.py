@@ -45,6 +45,22 @@ def test_a_human_who_would_be_asked_is_taken_to_allow_it_and_the_run_goes_on(sta
     assert told.assumed == ("a human would have allowed look (t1.1)", "a human would have allowed look (t2.1)")
 
 
+def test_each_call_of_a_turn_is_named_by_what_is_said_of_it(start: Start) -> None:
+    # given a turn of two calls, and one in which a human is asked about the second
+    run, mixed = start(), start()
+    run.calls(LOOK, Act("look", '{"at":"south"}'))
+    run.succeed("t1.1")
+    run.succeed("t1.2")
+    run.answer()
+    mixed.calls(LOOK, SEND)
+    # when both are to be approved
+    told, other = (each.what_if({}, checking(approval=True, digest=LOOK.digest)) for each in (run, mixed))
+    # then each is named, and what is recorded there is only said to be of the call that it is of
+    assert [(change.position, change.call_id, change.recorded) for change in told.changes] == [(7, "t1.1", "tool_started"), (7, "t1.2", None)]
+    assert ["which want t1.1 to be" in told.changes[0].because, "which want t1.2 to be" in told.changes[1].because] == [True, True]
+    assert [(change.call_id, change.recorded) for change in other.changes] == [("t1.1", None)]
+
+
 def test_what_comes_behind_a_question_is_still_decided_under_the_other_settings(start: Start) -> None:
     run = start(policy=PLAIN, turns=3)
     told = run.what_if({"budgets.max_turns": 1}, checking(approval=True, digest=LOOK.digest))
