@@ -88,7 +88,7 @@ class Pair:
         self.declared = self.told = ""
         """What the agent's code says otherwise: of itself, and of the batch at hand,"""
         self.said: dict[CallId, str] = {}
-        """and of its calls."""
+        """and of each call of the turn."""
         self.unshown: Change | None = None
         """What the model was told otherwise, and no request has shown yet."""
         self.unasked: set[CallId] = set()
@@ -208,7 +208,9 @@ def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Cha
     heard = [record for record in recorded if record.fact.INPUT]
     given: list[f.Input] = [record.fact for record in heard]  # type: ignore[misc]  # INPUT tells the unions apart
     asked = pair.ask(pair.now, given) if pair.ask is not None else given
-    pair.told, pair.said = "", {}
+    pair.told = ""
+    if pair.was.state == "streaming_model":  # nothing is said yet of the calls that may come
+        pair.said = {}
     for record, today in zip(heard, asked, strict=True):
         yield from _input(pair, cursor, record, today)
     if not all(map(from_outside, given)):

@@ -14,6 +14,7 @@ Start = Callable[..., Trajectory]
 
 LOOK = Act("look", '{"at":"north"}')
 SEND = Act("send", effect="side_effect", approval=True)
+PUT = Act("put", effect="idempotent")
 PLAIN = Policy(wrap_up=False)
 
 
@@ -59,6 +60,30 @@ def test_each_call_of_a_turn_is_named_by_what_is_said_of_it(start: Start) -> Non
     assert [(change.position, change.call_id, change.recorded) for change in told.changes] == [(7, "t1.1", "tool_started"), (7, "t1.2", None)]
     assert ["which want t1.1 to be" in told.changes[0].because, "which want t1.2 to be" in told.changes[1].because] == [True, True]
     assert [(change.call_id, change.recorded) for change in other.changes] == [("t1.1", None)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"policy.max_provider_retries": 7}])
+def test_what_is_said_of_a_call_is_to_blame_for_the_whole_turn(start: Start, changes: dict[str, Any]) -> None:
+    # given a turn whose second call begins when the first has ended
+    run = start()
+    run.calls(LOOK, PUT)
+    run.succeed("t1.1")
+    run.succeed("t1.2")
+    run.calls(Act("look", '{"at":"south"}'))
+    run.succeed("t2.1")
+    run.answer()
+
+    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
+        return [keyed(fact) if isinstance(fact, f.CallsChecked) else fact for fact in given]
+
+    def keyed(fact: f.CallsChecked) -> f.CallsChecked:
+        return f.CallsChecked(checks=tuple(msgspec.structs.replace(check, key="k") if check.effect == "idempotent" else check for check in fact.checks))
+
+    # when today's tool has a business key, whatever setting without effect is changed beside it
+    told = run.what_if(changes, ask)
+    # then it is the tool that would be told another key
+    assert (told.verdict, told.changes[0].position) == ("would act otherwise", run.position_of("tool_started 2"))
+    assert told.changes[0].because == "the agent's tools, which say something else of t1.2 today (tool_started)"
 
 
 def test_what_comes_behind_a_question_is_still_decided_under_the_other_settings(start: Start) -> None:
