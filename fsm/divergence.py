@@ -98,7 +98,20 @@ def _unknown(recorded: Record, derived: Record) -> Difference | None:
         found = first_difference(_stored_data(recorded), _stored_data(derived), "data")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return found if found is not None and found.derived is ABSENT else None
+    return found if found is not None and found.derived is ABSENT and not _known(recorded.fact, found.field) else None
+
+
+def _known(fact: f.Fact, path: str) -> bool:
+    """Whether a fact has a field, so that what is stored there only spells out what it is anyway."""
+    value: Any = values_of(fact)
+    for name in path.replace("[", ".").replace("]", "").split(".")[1:]:
+        if isinstance(value, list):
+            value = value[int(name)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            return False
+    return True
 
 
 def _stored_data(record: Record) -> dict[str, Any]:

@@ -101,6 +101,8 @@ STORED = {
     "a type of another version": Stored(said('"type":"tool_started"', '"type":"tool_dreamt"'), "tool_started", "data", "upcaster"),
     "a field more than this version knows": Stored(said('"key":', '"mood":"fine","key":'), "tool_started", "data.mood", "upcaster"),
     "a field more within a field": Stored(said('"text":"', '"mood":"fine","text":"'), "tool_succeeded", "data.notes[0].mood", "upcaster"),
+    "a default that is spelled out": Stored(said('"key":', '"delay_us":0,"key":'), "tool_started", "digest", "environment"),
+    "a default that is spelled out in place of another value": Stored(said('"approval":true', '"approval":false'), "calls_checked", "digest", "environment"),
     "a field more that is no value at all": Stored(said('"key":', '"mood":1e999,"key":'), "tool_started", "digest", "environment"),
     "data that this version does not know": Stored(said('"key":', '"name":'), "tool_started", "data", "upcaster"),
 }
