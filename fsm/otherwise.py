@@ -8,13 +8,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 from refold.events import facts as f
 from refold.events.codec import Stamp
-from refold.events.words import Reason
+from refold.events.words import CallId, Reason
 from refold.fsm import limits
 from refold.fsm.compaction import choosable, chooses
 from refold.projections import context
 from refold.projections.messages import encode, tokens_of
 from refold.projections.prefix import start
-from refold.projections.run import Call, Run
+from refold.projections.run import Run
 from refold.projections.spending import said_in
 
 Verdict = Literal[
@@ -125,28 +125,36 @@ def shows_everything(run: Run) -> bool:
     return not run.begun.context_builder and chooses(run) and _left_out(run) == 0
 
 
-def heard(was: Run, now: Run, fact: f.Input, stamp: Stamp) -> Otherwise | None:
+class Began(NamedTuple):
+    """When an attempt of a call began: the time, and the active time of the run until then."""
+
+    at: int
+    active_us: int
+
+
+def heard(was: Run, now: Run, fact: f.Input, stamp: Stamp, began: Mapping[CallId, Began]) -> Otherwise | None:
     """What the effect behind an input fact would have come to instead, told from the runs behind it."""
     match fact:
         case f.UsageUpdated() | f.StreamCheckpointed():
             return _cut(was, now, stamp, ("max_tokens", "max_cost_usd"))
-        case f.FinalProposed() if (cut := _cut(was, now, stamp, ("timeout_s", "deadline"))) is not None:
-            return cut
-        case f.ModelInterrupted(cause="limit", limit=limit) if limit in LIMITS and getattr(was.budgets, limit) != getattr(now.budgets, limit):
-            spared = LIMITS[limit](now, stamp) is None
-            return Otherwise("would go on", "data.cause", "limit", None, (limit,), limit, "the response would not have been cut there") if spared else None
+        case f.ModelInterrupted(cause="limit", limit=limit) if limit in LIMITS:
+            return _cut_already(was, now, fact, limit, stamp)
+        case f.FinalProposed() | f.ToolCallsRequested() | f.ModelInterrupted() | f.ModelFailed() if (late := _cut(was, now, stamp, OF_TIME)) is not None:
+            return late
         case f.FinalProposed() | f.ToolCallsRequested() | f.ModelInterrupted():
             return _length(was, now, fact)
         case f.ModelFailed():
             return _length(was, now, fact) or _silence(was, now, fact)
         case f.ToolSucceeded() | f.ToolFailed():
-            return _outcome(was, now, fact)
+            return _outcome(was, now, fact, began.get(fact.call))
         case _:
             return None
 
 
 LIMITS: Final = {"max_tokens": limits.spent_tokens, "max_cost_usd": limits.spent_cost, "timeout_s": limits.active_time, "deadline": limits.deadline}
 """What a response is held against while it streams."""
+OF_TIME: Final[tuple[Reason, ...]] = ("timeout_s", "deadline")
+"""Those of them that every effect is held against."""
 
 
 def _cut(was: Run, now: Run, stamp: Stamp, names: tuple[Reason, ...]) -> Otherwise | None:
@@ -156,6 +164,16 @@ def _cut(was: Run, now: Run, stamp: Stamp, names: tuple[Reason, ...]) -> Otherwi
         if exceeded is not None and LIMITS[name](was, stamp) is None:
             return Otherwise("would stop earlier", "type", None, "run_stopped", (name,), name, f"{exceeded.detail} while the model answers")
     return None
+
+
+def _cut_already(was: Run, now: Run, fact: f.ModelInterrupted, limit: Reason, stamp: Stamp) -> Otherwise | None:
+    """A response that was cut by a limit: it would have been by another one, or not there."""
+    if (late := _cut(was, now, stamp, OF_TIME)) is not None:
+        return late._replace(verdict="would act otherwise", field="data.limit", recorded=limit, derived=late.code)
+    if getattr(was.budgets, limit) == getattr(now.budgets, limit):
+        return _length(was, now, fact)
+    spared = LIMITS[limit](now, stamp) is None
+    return Otherwise("would go on", "data.cause", "limit", None, (limit,), limit, "the response would not have been cut there") if spared else None
 
 
 OUTPUT: Final = ("max_output_tokens", "max_tokens", "max_cost_usd", "window_tokens")
@@ -187,16 +205,17 @@ def _silence(was: Run, now: Run, failed: f.ModelFailed) -> Otherwise | None:
     )
 
 
-def _outcome(was: Run, now: Run, fact: f.ToolSucceeded | f.ToolFailed) -> Otherwise | None:
+def _outcome(was: Run, now: Run, fact: f.ToolSucceeded | f.ToolFailed, began: Began | None) -> Otherwise | None:
     """A call that would have been given up, or waited for; a result that would have been too large, or taken."""
-    before, after = _timeout(was.call(fact.call)), _timeout(now.call(fact.call))
+    before, after = _time_for(was, fact.call, began), _time_for(now, fact.call, began)
     shows: Verdict = "would show the model something else"
     if isinstance(fact, f.ToolFailed) and fact.kind == "timeout":
-        words = "the call would have been waited for longer"
-        return Otherwise("would go on", "data.kind", "timeout", None, ("tool_timeout_s",), "timeout", words) if _longer(before, after) else None
-    if after is not None and _longer(after, before) and fact.elapsed_us > limits.micros(after):
-        words = f"the call took {fact.elapsed_us / 1_000_000:g} s and would have been given up after {after:g} s"
-        return Otherwise(shows, "type", fact.TAG, "tool_failed", ("tool_timeout_s",), "timeout", words)
+        return _waited_for(before) if _longer(before.us, after.us) else None
+    if after.us is not None and _longer(after.us, before.us) and fact.elapsed_us > after.us:
+        words = f"the call took {fact.elapsed_us / 1_000_000:g} s and would have been given up after {after.us / 1_000_000:g} s"
+        ends = after.name in OF_TIME
+        code = after.name if ends else "timeout"
+        return Otherwise("would stop earlier" if ends else shows, "type", fact.TAG, "tool_failed", (after.name,), code, words)
     allowed, allows = was.policy.max_result_bytes, now.policy.max_result_bytes
     if isinstance(fact, f.ToolSucceeded) and allows < allowed and (size := len(encode(fact.result))) > allows:
         words = f"the result has {size:,} bytes"
@@ -206,8 +225,30 @@ def _outcome(was: Run, now: Run, fact: f.ToolSucceeded | f.ToolFailed) -> Otherw
     return None
 
 
-def _timeout(call: Call | None) -> int | float | None:
-    return call.check.timeout_s if call is not None and call.check is not None else None
+def _waited_for(before: "Time") -> Otherwise:
+    """A call that was given up, where there would have been more time."""
+    code = before.name if before.name in OF_TIME else "timeout"
+    return Otherwise("would go on", "data.kind", "timeout", None, (before.name,), code, "the call would have been waited for longer")
+
+
+class Time(NamedTuple):
+    """What a call may take, and the setting that says so; None is for ever."""
+
+    us: int | None
+    name: str
+
+
+def _time_for(run: Run, call_id: CallId, began: Began | None) -> Time:
+    """Its own time, or what active time and deadline left when it began."""
+    call, budgets = run.call(call_id), run.budgets
+    ends: list[tuple[int, str]] = []
+    if call is not None and call.check is not None and call.check.timeout_s is not None:
+        ends.append((limits.micros(call.check.timeout_s), "tool_timeout_s"))
+    if began is not None and budgets.timeout_s is not None:
+        ends.append((limits.micros(budgets.timeout_s) - began.active_us, "timeout_s"))
+    if began is not None and budgets.deadline is not None:
+        ends.append((limits.instant(budgets.deadline) - began.at, "deadline"))
+    return Time(*min(ends, default=(None, "tool_timeout_s")))
 
 
 def _longer(before: float | None, after: float | None) -> bool:

@@ -89,6 +89,8 @@ class Pair:
         """What the agent's code says otherwise: of itself, and of the batch at hand,"""
         self.said: dict[CallId, str] = {}
         """and of each call of the turn."""
+        self.began: dict[CallId, otherwise.Began] = {}
+        """When the calls of the turn began."""
         self.unshown: Change | None = None
         """What the model was told otherwise, and no request has shown yet."""
         self.unasked: set[CallId] = set()
@@ -98,6 +100,8 @@ class Pair:
     def take(self, record: Record) -> None:
         """One more record of the run that was. Raises Illegal where it has no place."""
         self.was = step(self.was, record)
+        if isinstance(record.fact, f.ToolStarted):
+            self.began[record.fact.call] = otherwise.Began(record.at + record.fact.delay_us, self.was.spent.active_us)
 
     def change(self, record: Record | None, found: Otherwise, call: CallId | None = None) -> Change:
         """A difference at a record; None is the place behind the last one of its batch."""
@@ -209,8 +213,8 @@ def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Cha
     given: list[f.Input] = [record.fact for record in heard]  # type: ignore[misc]  # INPUT tells the unions apart
     asked = pair.ask(pair.now, given) if pair.ask is not None else given
     pair.told = ""
-    if pair.was.state == "streaming_model":  # nothing is said yet of the calls that may come
-        pair.said = {}
+    if pair.was.state == "streaming_model":  # nothing is known yet of the calls that may come
+        pair.said, pair.began = {}, {}
     for record, today in zip(heard, asked, strict=True):
         yield from _input(pair, cursor, record, today)
     if not all(map(from_outside, given)):
@@ -241,7 +245,7 @@ def _input(pair: Pair, cursor: Cursor, record: Record, today: f.Input) -> Iterat
     except Illegal as illegal:
         yield Parted(changes=(pair.change(record, Otherwise("would act otherwise", "type", record.type, None, (), "illegal", str(illegal))),))
     pair.take(record)
-    found = otherwise.heard(pair.was, cursor.run, fact, cursor.stamp)
+    found = otherwise.heard(pair.was, cursor.run, fact, cursor.stamp, pair.began)
     if found is not None:
         ended = cursor.run if found.verdict == "would stop earlier" else None
         yield Parted(changes=(pair.change(record, found._replace(recorded=found.recorded or record.type)),), ended=ended)

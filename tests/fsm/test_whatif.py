@@ -8,6 +8,7 @@ import pytest
 
 from refold.events import facts as f
 from refold.events.settings import Budgets, Context, Policy
+from refold.events.words import Effect
 from refold.fsm.whatif import Change, Saved, WhatIf, what_if
 from refold.testing.trajectory import Act, Trajectory
 
@@ -18,6 +19,7 @@ SOUTH = Act("look", '{"at":"south"}')
 SEND = Act("send", effect="side_effect", approval=True)
 PAY = Act("pay", effect="side_effect")
 PLAIN = Policy(wrap_up=False)
+USAGE = f.Usage(input_tokens=100, output_tokens=10, cost_usd="0.001")
 
 
 def first(told: WhatIf) -> Change:
@@ -77,21 +79,71 @@ def test_a_last_turn_where_the_recorded_run_ended_anyway_only_looks_different_to
 
 
 def test_active_time_that_is_up_while_the_model_answers_cuts_the_answer(start: Start) -> None:
-    # given an answer that took two seconds
+    # given an answer, one with calls, one that was no turn and one that broke, each of which took two seconds
+    answered, called, invalid, broke = (start() for _ in range(4))
+    answered.tell(f.FinalProposed(text="Done.", elapsed_us=2_000_000), f.AnswerChecked())
+    called.calls(LOOK, elapsed_us=2_000_000)
+    invalid.interrupt("invalid", elapsed_us=2_000_000)
+    broke.tell(f.ModelFailed(error=f.ErrorInfo(type="stream_broken", message="it broke", retryable=True), elapsed_us=2_000_000))
+    for run, tag in ((answered, "final_proposed"), (called, "tool_calls_requested"), (invalid, "model_interrupted"), (broke, "model_failed")):
+        # then less time cuts it there, and more does not
+        told = run.what_if({"budgets.timeout_s": 1})
+        assert told.verdict == "would stop earlier"
+        assert told.saved == Saved(turns=run.run.turn - 1, tokens=0, cost_usd="0")
+        assert (told.horizon, first(told).recorded, first(told).derived) == (run.position_of(tag), tag, "run_stopped")
+        assert "budgets.timeout_s=1 (was 120) (timeout_s)" in first(told).because
+        assert run.what_if({"budgets.timeout_s": 3}).verdict == "unaffected"
+
+
+def test_time_that_is_up_while_a_response_was_cut_by_another_limit_ends_the_run_by_that(start: Start) -> None:
     run = start()
-    run.tell(f.FinalProposed(text="Done.", elapsed_us=2_000_000), f.AnswerChecked())
+    run.interrupt("limit", limit="max_tokens", elapsed_us=2_000_000)
     told = run.what_if({"budgets.timeout_s": 1})
-    assert (told.verdict, told.saved) == ("would stop earlier", Saved(turns=0, tokens=0, cost_usd="0"))
-    assert "budgets.timeout_s=1 (was 120) (timeout_s)" in first(told).because
-    assert run.what_if({"budgets.timeout_s": 3}).verdict == "unaffected"
+    assert (told.verdict, first(told).field, first(told).recorded, first(told).derived) == ("would act otherwise", "data.limit", "max_tokens", "timeout_s")
 
 
-def test_active_time_that_is_up_while_a_tool_runs_ends_the_run(start: Start) -> None:
+@pytest.mark.parametrize("effect", ["read", "idempotent", "side_effect"])
+@pytest.mark.parametrize(("name", "less", "more"), [("timeout_s", 1, 3), ("deadline", "2001-09-09T01:46:41Z", "2001-09-09T01:46:43Z")])
+def test_time_that_is_up_while_a_tool_runs_gives_up_the_call_and_ends_the_run(start: Start, effect: Effect, name: str, less: Any, more: Any) -> None:
+    # given a call that took two seconds
     run = start()
-    run.calls(LOOK)
+    run.calls(Act("look", effect=effect))
+    run.now += 2_000_000
     run.succeed("t1.1", elapsed_us=2_000_000)
-    told = run.what_if({"budgets.timeout_s": 1})
-    assert brief(told) == ("would stop earlier", "model_requested", "run_stopped")
+    run.answer(usage=USAGE)
+    # then with less time it fails, whatever it gave, and the run ends
+    told = run.what_if({f"budgets.{name}": less})
+    assert brief(told) == ("would stop earlier", "tool_succeeded", "tool_failed")
+    assert f"budgets.{name}={less}" in first(told).because
+    assert "given up after 1 s" in first(told).because
+    assert (told.horizon, told.saved) == (run.position_of("tool_succeeded"), Saved(turns=1, tokens=110, cost_usd="0.001"))
+    assert run.what_if({f"budgets.{name}": more}).verdict == "unaffected"
+
+
+@pytest.mark.parametrize("effect", ["read", "side_effect"])
+def test_behind_a_call_that_active_time_cut_nothing_is_known_where_there_is_more(start: Start, effect: Effect) -> None:
+    run = start(budgets=Budgets(timeout_s=1))
+    run.calls(Act("look", effect=effect))
+    run.fail("t1.1", "timeout", elapsed_us=1_000_000)
+    assert run.tags[-1] == "run_stopped"
+    told = run.what_if({"budgets.timeout_s": None})
+    assert (told.verdict, first(told).field, told.horizon) == ("would go on", "data.kind", run.position_of("tool_failed"))
+    assert "budgets.timeout_s=none (was 1) (timeout_s)" in first(told).because
+    assert run.what_if({"budgets.timeout_s": 0.5}).verdict == "unaffected"
+
+
+def test_calls_that_overlap_each_have_the_active_time_that_is_left_when_they_begin(start: Start) -> None:
+    # given two calls that began together and took two seconds each
+    run = start()
+    checks = tuple(msgspec.structs.replace(act.check(f"t1.{n}"), concurrent=True) for n, act in enumerate((LOOK, SOUTH), 1))
+    proposed = tuple(f.ProposedCall(id=check.call, name="look", arguments_text=check.arguments) for check in checks)
+    run.tell(f.ToolCallsRequested(calls=proposed), f.CallsChecked(checks=checks))
+    run.succeed("t1.1", elapsed_us=2_000_000)
+    run.succeed("t1.2", elapsed_us=2_000_000)
+    run.answer()
+    # then three seconds are enough for both, and used up behind them
+    assert brief(run.what_if({"budgets.timeout_s": 3})) == ("would stop earlier", "model_requested", "run_stopped")
+    assert brief(run.what_if({"budgets.timeout_s": 1})) == ("would stop earlier", "tool_succeeded", "tool_failed")
 
 
 def test_a_report_on_the_way_that_goes_beyond_a_limit_cuts_the_stream_there(start: Start) -> None:
