@@ -326,8 +326,8 @@ def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], *, cut: boo
             return
         elif isinstance(follows, f.ApprovalRequested):
             yield _asks(pair, cursor, record, follows)
-        elif follows is None and otherwise.shows_everything(cursor.run):
-            _aside(cursor, f.ContextChosen(builder="relevant"))
+        elif follows is None and (choice := _choice(pair, cursor.run)) is not None and not choice.left_out:
+            _aside(cursor, choice)
         else:
             yield _parts(pair, cursor, left, follows, field or "type")
             return
@@ -346,6 +346,16 @@ def _unshown(pair: Pair, now: Run, record: Record, derived: f.Derived, field: st
 
 def _waits_for_builder(run: Run) -> bool:
     return any(isinstance(effect, ChooseContext) for effect in pending(run))
+
+
+def _choice(pair: Pair, run: Run) -> f.ContextChosen | None:
+    """What a context builder says that is asked here; None where none is, or what it would say is not known."""
+    if not _waits_for_builder(run):
+        return None
+    if otherwise.shows_everything(run):
+        return f.ContextChosen(builder="relevant")
+    said = pair.ask(run, [f.ContextChosen(builder=run.begun.context_builder)]) if pair.ask is not None else ()
+    return next((fact for fact in said if isinstance(fact, f.ContextChosen)), None)
 
 
 def _asks(pair: Pair, cursor: Cursor, record: Record | None, asks: f.ApprovalRequested) -> Change:
@@ -381,6 +391,8 @@ def _parts(pair: Pair, cursor: Cursor, left: Sequence[Record], follows: f.Derive
     names, code, words = reasons.of_facts(facts, recorded)
     old, new = _values(recorded, follows, field, now)
     found = Otherwise(_verdict(recorded, follows, ended, ending, now), field, old, new, names, code, words)
+    if pair.ask is None and _waits_for_builder(now) and (builder := now.begun.context_builder):
+        found = found._replace(verdict="cannot be told", words=f"the agent's {builder} would be asked, and what it would leave out is not recorded")
     changes = [pair.change(record, found, getattr(follows, "call", None) if found.verdict != "would go on" else None)]
     if ending is not None and ending is not follows and not _ends_the_same(ended, ending):
         tag = ended.TAG if ended is not None else None

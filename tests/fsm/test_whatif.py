@@ -452,6 +452,13 @@ def test_a_builder_that_shows_everything_changes_nothing_and_one_that_leaves_out
     assert "context.relevant_turns=1 (was none)" in first(told).because
 
 
+def test_what_a_builder_would_choose_that_is_the_agents_cannot_be_told_without_the_agent(start: Start) -> None:
+    run = start(context=Context(keep_turns=9), context_builder="mine", turns=3)
+    told = run.what_if({"context.keep_turns": 1})
+    assert (told.verdict, first(told).derived) == ("cannot be told", "context_chosen")
+    assert "context.keep_turns=1 (was 9) (context): the agent's mine would be asked" in first(told).because
+
+
 # -- forks
 
 

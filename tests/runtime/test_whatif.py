@@ -1,5 +1,6 @@
 """What-if against the truth: the same script and tools run once more, live, under the other settings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -160,6 +161,27 @@ def test_another_schema_of_the_answer_is_what_differs_and_not_a_digest_that_is_t
     (change,) = replay(store, "one", Agent(ScriptedModel([]), "Be brief.", TOOLS, answer_schema=today)).changes
     assert change.field == "data.digest"
     assert change.recorded != change.derived
+
+
+@pytest.mark.parametrize(("leaves_out", "verdict"), [(0, "unaffected"), (1, "would show the model something else"), (None, "unaffected")])
+def test_todays_context_builder_is_asked_also_where_none_was(leaves_out: int | None, verdict: str) -> None:
+    # given a run of seven turns whose requests showed everything, and an agent with a builder
+    turns = [{"calls": [{"name": "look", "arguments": {"topic": str(n)}}]} for n in range(6)]
+    STAGE.behaviours = {"look": Behaviour("returns")}
+    store = open_store("memory:")
+    Agent(ScriptedModel([*turns, {"text": "Done."}]), "", TOOLS).run_sync("Do it.", store=store, run_id="one")
+
+    def chosen(_run: object, turns: Mapping[int, object]) -> list[int]:
+        if leaves_out is None:
+            raise RuntimeError("it fails, and the request shows everything")
+        return sorted(turns)[:leaves_out]
+
+    # then only what it leaves out makes a difference
+    told = replay(store, "one", Agent(ScriptedModel([]), "", TOOLS, context_builder=chosen))
+    assert told.verdict == verdict
+    if told.changes:
+        assert told.changes[0].derived == "context_chosen"
+        assert "the agent's context_builder" in told.changes[0].because
 
 
 @pytest.mark.parametrize(
