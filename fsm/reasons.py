@@ -13,6 +13,7 @@ from refold.events import facts as f
 from refold.events.settings import Context
 from refold.events.words import CallId
 from refold.fsm.guards import ASK_USER
+from refold.fsm.limits import Exceeded
 from refold.projections.excerpts import READ_RESULT
 
 Settings = Mapping[str, Any]
@@ -107,24 +108,44 @@ def _cuts(context: Context | None) -> bool:
 
 def blamed(names: Sequence[str], settings: Sequence[Setting], told: str) -> str:
     """The settings among those that differ whose names fit; else the agent's code, where it said something else; else every setting that differs."""
-    fitting = [setting for setting in settings if setting.path.partition(".")[2] in names]
+    fitting = _fitting(names, settings)
     if fitting or not told:
         return " and ".join(map(str, fitting or settings)) or "the rules of today"
     return told
 
 
-def of_facts(derived: Sequence[f.Fact], recorded: f.Fact | None) -> tuple[tuple[str, ...], str, str]:
-    """Names of the settings that may lead from the recorded fact to the derived ones, the code of the reason, and its words: an end says most."""
-    ending = next((fact for fact in derived if isinstance(fact, ENDINGS)), None)
-    for fact in (ending, derived[0] if derived else None, recorded):
-        if fact is not None and (found := _of_fact(fact)) is not None:
-            return found
-    return (), (ending or recorded or derived[0]).TAG, ""
+def _fitting(names: Sequence[str], settings: Sequence[Setting]) -> list[Setting]:
+    return [setting for setting in settings if setting.path.partition(".")[2] in names]
+
+
+def of_facts(
+    derived: Sequence[f.Fact], recorded: f.Fact | None, settings: Sequence[Setting], closing: Exceeded | None = None
+) -> tuple[tuple[str, ...], str, str]:
+    """Names of the settings that may lead from the recorded fact to the derived ones, the code of the reason, and its words.
+
+    An end says most, also one that there was; but where none of the settings that differ leads to it, the first fact speaks for itself.
+    `closing` is the limit that lets no call begin there, which is what closed one, whatever the run ends by.
+    """
+    first = derived[0] if derived else None
+    if isinstance(first, f.ToolClosed) and first.kind == "limit_reached" and closing is not None:
+        return (closing.reason,), closing.reason, first.message
+    if isinstance(recorded, f.ModelRequested) and (first is None or isinstance(first, f.ModelRequested)):
+        return _SHOWN if first is None or first.wrap_up == recorded.wrap_up else _LAST if first.wrap_up else _NOT_LAST
+    ending = next((fact for fact in (*derived, recorded) if isinstance(fact, ENDINGS)), None)
+    told = [found for fact in (ending, first, recorded) if fact is not None and (found := _of_fact(fact)) is not None]
+    if told:
+        own = (each for each in told if _fitting(each[0], settings))
+        return told[0] if ending is None or ending is recorded else next(own, told[0])
+    named = ending or recorded or first
+    return (), named.TAG if named is not None else "", ""
 
 
 ENDINGS: Final = (f.RunCompleted, f.RunStopped, f.RunFailed, f.RunCancelled)
 _USED_UP: Final = ("max_tool_calls", "max_turns", "max_tokens", "max_cost_usd", "timeout_s", "deadline", "wrap_up")
 _WINDOW: Final = ("window_tokens", "compact_at", "keep_turns", "compaction", "observation_bytes", "relevant_turns")
+_LAST: Final = (_USED_UP, "wrap_up", "it is the last turn, for the answer alone")
+_NOT_LAST: Final = (_USED_UP, "wrap_up", "it is not the last turn")
+_SHOWN: Final = (_WINDOW, "context", "the request shows something else")
 _BY_REASON: Final[Mapping[str, tuple[str, ...]]] = {
     "cycle": ("cycle_lengths", "cycle_repeats"),
     "refusal": ("on_refusal",),
@@ -158,10 +179,8 @@ def _of_fact(fact: f.Fact) -> tuple[tuple[str, ...], str, str] | None:
             return ("approval_expiry_s",), "approval_expiry_s", "nobody approved the call in time"
         case f.SummaryRequested():
             return _WINDOW, "compaction", "older turns give way to a summary"
-        case f.ModelRequested(wrap_up=True):
-            return _USED_UP, "wrap_up", "it is the last turn, for the answer alone"
-        case f.ModelRequested():
-            return _WINDOW, "context", "the request shows something else"
+        case f.ModelRequested(wrap_up=last):
+            return _LAST if last else _SHOWN
         case _:
             return None
 

@@ -15,7 +15,7 @@ from refold.events import facts as f, money
 from refold.events.codec import Record, Stamp
 from refold.events.payloads import Load
 from refold.events.words import CallId, RunId
-from refold.fsm import otherwise, reasons
+from refold.fsm import limits, otherwise, reasons
 from refold.fsm.batches import Stored, batches
 from refold.fsm.decide import follow, from_outside
 from refold.fsm.effects import ChooseContext, pending
@@ -339,7 +339,7 @@ def _unshown(pair: Pair, now: Run, record: Record, derived: f.Derived, field: st
         return None
     if pair.unshown is not None or field is None:
         return pair.unshown
-    names, code, words = reasons.of_facts([derived], record.fact)
+    names, code, words = reasons.of_facts([derived], record.fact, pair.changed)
     old, new = _values(record.fact, derived, field, now)
     return pair.change(record, Otherwise("would show the model something else", field, old, new, names, code, words))
 
@@ -380,6 +380,7 @@ def _aside(cursor: Cursor, *facts: f.Fact) -> None:
 def _parts(pair: Pair, cursor: Cursor, left: Sequence[Record], follows: f.Derived | None, field: str) -> Parted:
     """The place where both runs part, and the end of the one that would have been, where it comes to one at once. `left` is what is left of the recorded batch, from its end."""
     now, facts = cursor.run, list[f.Derived]()
+    closing = limits.first_exceeded(limits.BEFORE_TOOLS, now, cursor.stamp)
     derived = follows
     while derived is not None:
         facts.append(derived)
@@ -388,15 +389,17 @@ def _parts(pair: Pair, cursor: Cursor, left: Sequence[Record], follows: f.Derive
     record = left[-1] if left else None
     recorded = record.fact if record is not None else None
     ended, ending = next((each.fact for each in left if isinstance(each.fact, reasons.ENDINGS)), None), cursor.run.ended
-    names, code, words = reasons.of_facts(facts, recorded)
+    names, code, words = reasons.of_facts(facts, recorded, pair.changed, closing)
     old, new = _values(recorded, follows, field, now)
     found = Otherwise(_verdict(recorded, follows, ended, ending, now), field, old, new, names, code, words)
     if pair.ask is None and _waits_for_builder(now) and (builder := now.begun.context_builder):
         found = found._replace(verdict="cannot be told", words=f"the agent's {builder} would be asked, and what it would leave out is not recorded")
     changes = [pair.change(record, found, getattr(follows, "call", None) if found.verdict != "would go on" else None)]
     if ending is not None and ending is not follows and not _ends_the_same(ended, ending):
+        names, code, words = reasons.of_facts([ending], None, pair.changed)
         tag = ended.TAG if ended is not None else None
-        changes.append(replace(changes[0], position=cursor.run.position, call_id=None, field="type", recorded=tag, derived=ending.TAG))
+        end = pair.change(record, found._replace(field="type", recorded=tag, derived=ending.TAG, settings=names, code=code, words=words))
+        changes.append(replace(end, position=cursor.run.position, call_id=None))
     return Parted(changes=tuple(changes), ended=cursor.run if ending is not None else None, last_turn=_is_last_turn(now, follows))
 
 

@@ -207,8 +207,60 @@ def test_a_limit_that_is_lifted_lets_the_run_go_on(start: Start) -> None:
     told = stopped.what_if({"budgets.max_turns": 5})
     # then both go on
     assert brief(told) == ("would go on", "run_stopped", "model_requested")
+    assert first(told).because == "budgets.max_turns=5 (was 1) (max_turns): the limit of 1 turns is reached (1 were made)"
     assert cut.what_if({"budgets.max_tokens": 9_000}).verdict == "would go on"
     assert cut.what_if({"budgets.max_tokens": 2_050}).verdict == "unaffected"
+
+
+@pytest.mark.parametrize(
+    ("was", "changes"),
+    [
+        (Budgets(max_cost_usd="0.0005"), {"budgets.max_cost_usd": "1"}),
+        (Budgets(max_tokens=350), {"budgets.max_tokens": 9_000}),
+        (Budgets(timeout_s=1), {"budgets.timeout_s": None}),
+        (Budgets(deadline="2001-09-09T01:46:41Z"), {"budgets.deadline": None}),
+    ],
+)
+def test_a_limit_that_is_lifted_is_named_by_what_it_said(start: Start, was: Budgets, changes: dict[str, Any]) -> None:
+    # given a run that ended in place of a request behind an answer that was turned down
+    run = start(budgets=was, policy=PLAIN)
+    run.now += 3_000_000
+    run.tell(f.FinalProposed(text="No.", elapsed_us=1_000_000, usage=USAGE), f.AnswerChecked(complaints=("no",)))
+    assert run.tags[-1] == "run_stopped"
+    (path,) = changes
+    told = run.what_if(changes)
+    assert brief(told) == ("would go on", "run_stopped", "model_requested")
+    assert first(told).because.endswith(f"({path.partition('.')[2]}): {run.last[-1].detail}")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("path", "less", "derived", "code"),
+    [("budgets.max_cost_usd", "0.0005", "tool_closed", "max_cost_usd"), ("budgets.max_tool_calls", 0, "tool_rejected", "limit_reached")],
+)
+def test_a_call_that_a_limit_keeps_from_running_is_explained_by_that_and_the_end_by_its_own(
+    start: Start, path: str, less: Any, derived: str, code: str
+) -> None:
+    # given a response that used up tokens, so that the run ended behind its call
+    run = start(policy=PLAIN, budgets=Budgets(max_tokens=350))
+    run.calls(LOOK, usage=USAGE)
+    run.succeed("t1.1")
+    assert run.run.reason == "max_tokens"
+    # when another limit does not even let the call run
+    told = run.what_if({path: less})
+    # then
+    assert [change.derived for change in told.changes] == [derived, "run_stopped"]
+    assert [change.because.startswith(f"{path}={less} (was ") for change in told.changes] == [True, True]
+    assert [f"({reason}): " in change.because for change, reason in zip(told.changes, (code, "max_tokens"), strict=True)] == [True, True]
+
+
+def test_two_last_turns_differ_by_what_they_show(start: Start) -> None:
+    run = start(budgets=Budgets(max_turns=2), context=Context())
+    run.calls(LOOK)
+    run.succeed("t1.1", "page " * 2_000)
+    run.answer()
+    told = run.what_if({"context.observation_bytes": 600})
+    assert first(told).because == "context.observation_bytes=600 (was none) (context): the request shows something else"
+    assert "(wrap_up): it is not the last turn" in first(run.what_if({"policy.wrap_up": False})).because
 
 
 SPENT = f.Usage(input_tokens=5_000, output_tokens=10, cost_usd="0.37")
@@ -296,6 +348,16 @@ def test_other_attempts_of_a_call_are_those_that_its_tool_left_to_the_policy(sta
     # then the first is given up at once
     assert brief(told) == ("would show the model something else", "retry_scheduled", "tool_closed")
     assert first(told).call_id == "t1.1"
+
+
+def test_attempts_that_are_used_up_close_the_call_and_the_policy_of_errors_ends_the_run(start: Start) -> None:
+    tools = (f.ToolSetup(name="look", description="", schema={}, effect="read"),)
+    run = start(policy=Policy(on_tool_error="stop"), tools=tools)
+    run.calls(Act("look", retries=1))
+    run.fail("t1.1", retryable=True)
+    told = run.what_if({"policy.max_tool_retries": 0})
+    assert [change.derived for change in told.changes] == ["tool_closed", "run_failed"]
+    assert ["(execution_failed): it went" in told.changes[0].because, "(on_tool_error): look (t1.1)" in told.changes[1].because] == [True, True]
 
 
 def test_a_call_that_took_longer_than_its_time_would_have_been_given_up(start: Start) -> None:
