@@ -16,7 +16,7 @@ from refold.events.codec import Record, Stamp
 from refold.events.payloads import Load
 from refold.events.words import CallId, RunId
 from refold.fsm import limits, otherwise, reasons
-from refold.fsm.batches import Stored, batches
+from refold.fsm.batches import Batch, Stored, batches
 from refold.fsm.decide import follow, from_outside
 from refold.fsm.effects import ChooseContext, pending
 from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
@@ -127,13 +127,13 @@ def what_if(run_id: str, rows: Iterable[Stored], load: Load, settings: reasons.S
     stored = batches(rows, load)
     try:
         for batch in stored:
-            if batch.broken is not None:
-                raise Broken(batch.broken.cause.partition(": ")[2])
-            for found in _batch(pair, batch.records, cut=batch.forked):
+            for found in _batch(pair, batch):
                 if isinstance(found, Parted):
                     behind = (record for record in batch.records if record.position > pair.was.position)
                     return _parted(pair, changes, found, chain(behind, (record for later in stored for record in later.records)))
                 changes.append(found)
+            if batch.broken is not None:
+                raise Broken(batch.broken.cause.partition(": ")[2])
         if not pair.was.position:
             raise _missing(1)
     except (Broken, Illegal) as error:
@@ -202,8 +202,11 @@ BEYOND: Final[Mapping[Verdict, str]] = {
 # -- one batch
 
 
-def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Change | Parted]:
-    """What would have been decided otherwise in one batch; both runs are behind it then, unless they parted. `cut` where a fork begins within it. Raises Broken, Illegal."""
+def _batch(pair: Pair, batch: Batch) -> Iterator[Change | Parted]:
+    """What would have been decided otherwise in one batch, as far as it is whole; both runs are behind it then, unless they parted. Raises Broken, Illegal."""
+    recorded = batch.records
+    if not recorded:
+        return
     first = recorded[0]
     for position, record in enumerate(recorded, pair.was.position + 1):
         if record.position != position:
@@ -218,7 +221,7 @@ def _batch(pair: Pair, recorded: Sequence[Record], *, cut: bool) -> Iterator[Cha
     for record, today in zip(heard, asked, strict=True):
         yield from _input(pair, cursor, record, today)
     if not all(map(from_outside, given)):
-        yield from _derived(pair, cursor, recorded[len(heard) :], cut=cut)
+        yield from _derived(pair, cursor, recorded[len(heard) :], batch)
     pair.now = replace(cursor.run, head=recorded[-1].digest)
 
 
@@ -302,16 +305,16 @@ def _as_asked(old: f.Check, new: f.Check) -> f.Check:
 # -- what follows
 
 
-def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], *, cut: bool) -> Iterator[Change | Parted]:
+def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], batch: Batch) -> Iterator[Change | Parted]:
     """What follows in both runs, fact by fact, up to where they part. Raises Broken where more must have followed."""
     left = list(reversed(recorded))
     while True:
         record, follows = left[-1] if left else None, follow(cursor.run, cursor.stamp)
         if record is None:
-            if follows is None or _waits_for_builder(pair.was):
-                return  # the same, or it goes on with what a builder chooses
+            if follows is None or batch.broken is not None or _waits_for_builder(pair.was):
+                return  # the same, or what follows is not whole, or is what a builder chooses
             if follow(pair.was, cursor.stamp) is not None:
-                if cut:
+                if batch.forked:
                     return  # it goes on in a fork
                 raise _missing(pair.was.position + 1)
         field = otherwise.differs(pair.was, cursor.run, record.fact, follows) if record is not None and follows is not None else "type"

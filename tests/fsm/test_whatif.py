@@ -552,3 +552,27 @@ def test_a_recording_that_cannot_be_followed_is_believed_up_to_there(start: Star
     told = what_if(run.id, missing, run.payloads.__getitem__, {})
     assert (told.verdict, told.horizon) == ("cannot be told", run.records[12].batch - 1)
     assert "position 13 is missing" in told.evidence
+
+
+@pytest.mark.parametrize("damaged", [7, 8])
+def test_what_is_whole_before_the_damage_counts(start: Start, damaged: int) -> None:
+    # given a run whose first call, or what it gave, is damaged
+    run = start(policy=PLAIN, turns=1)
+    assert run.tags[6:8] == ["tool_started", "tool_succeeded"]
+    broken = [*run.rows[: damaged - 1], (damaged, b"{}"), *run.rows[damaged:]]
+    told = what_if(run.id, broken, run.payloads.__getitem__, {"budgets.max_cost_usd": "0.0005"})
+    # then the call that would have been closed is known where its record is whole, and nothing is told of it where it is not
+    if damaged == 8:
+        assert (brief(told), told.horizon) == (("would stop earlier", "tool_started", "tool_closed"), 7)
+    else:
+        assert (told.verdict, told.changes, told.horizon) == ("cannot be told", (), 6)
+    assert what_if(run.id, broken, run.payloads.__getitem__, {}).horizon == damaged - 1
+
+
+def test_inputs_that_are_whole_before_a_damaged_one_of_their_batch_derive_nothing(start: Start) -> None:
+    # given a response whose checks are damaged, and a run whose driver is
+    run = start(policy=PLAIN, turns=1)
+    for damaged in (2, 5):
+        broken = [*run.rows[: damaged - 1], (damaged, b"{}"), *run.rows[damaged:]]
+        told = what_if(run.id, broken, run.payloads.__getitem__, {"budgets.max_turns": 1, "budgets.timeout_s": 1})
+        assert (told.verdict, told.changes, told.horizon) == ("cannot be told", (), damaged - 1)
