@@ -19,7 +19,7 @@ from refold.fsm import limits, otherwise, reasons
 from refold.fsm.batches import Batch, Stored, batches
 from refold.fsm.decide import follow, from_outside
 from refold.fsm.effects import ChooseContext, pending
-from refold.fsm.machine import Cursor, Illegal, empty, fire_compiled, step
+from refold.fsm.machine import NOT_JUDGED, Cursor, Illegal, Refused, empty, fire_compiled, step
 from refold.fsm.otherwise import Otherwise, Verdict
 from refold.fsm.replay import Ask
 from refold.projections import forking
@@ -136,9 +136,10 @@ def what_if(run_id: str, rows: Iterable[Stored], load: Load, settings: reasons.S
                 raise Broken(batch.broken.cause.partition(": ")[2])
         if not pair.was.position:
             raise _missing(1)
-    except (Broken, Illegal) as error:
+    except (Broken, Illegal, Refused, *NOT_JUDGED) as error:
         told = _result(pair, changes, WHOLE, "unaffected")
-        return cut_short(told, pair.was.position, str(error))
+        why = str(error) if isinstance(error, Broken | Illegal | Refused) else f"there the rules of today raise {type(error).__name__}: {error}"
+        return cut_short(told, pair.was.position, why)
     return _result(pair, changes, WHOLE, "unaffected")
 
 

@@ -9,6 +9,7 @@ import pytest
 from refold.events import facts as f
 from refold.events.settings import Budgets, Context, Policy
 from refold.events.words import Effect
+from refold.fsm import calls
 from refold.fsm.whatif import Change, Saved, WhatIf, what_if
 from refold.testing.trajectory import Act, Trajectory
 
@@ -576,3 +577,15 @@ def test_inputs_that_are_whole_before_a_damaged_one_of_their_batch_derive_nothin
         broken = [*run.rows[: damaged - 1], (damaged, b"{}"), *run.rows[damaged:]]
         told = what_if(run.id, broken, run.payloads.__getitem__, {"budgets.max_turns": 1, "budgets.timeout_s": 1})
         assert (told.verdict, told.changes, told.horizon) == ("cannot be told", (), damaged - 1)
+
+
+def test_rules_that_raise_are_followed_up_to_where_they_do(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(turns=1)
+
+    def key(*_: Any) -> str:
+        raise KeyError("typo")
+
+    monkeypatch.setattr(calls, "key", key)
+    told = run.what_if({"budgets.max_turns": 9})
+    assert (told.verdict, told.horizon) == ("cannot be told", run.position_of("tool_started") - 1)
+    assert "the rules of today raise KeyError: 'typo'" in told.evidence
