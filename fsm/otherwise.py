@@ -6,6 +6,8 @@ Apart from walking through a recording, because these are questions about two ru
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
+
 from refold.events import facts as f
 from refold.events.codec import Stamp
 from refold.events.words import CallId, Reason
@@ -51,6 +53,7 @@ UNSEEN: Final[Mapping[type[f.Derived], frozenset[str]]] = {
     f.DuplicateActionBlocked: frozenset(("times",)),
     f.ApprovalRequested: frozenset(("digest", "because", "expires_at")),
     f.ToolStarted: frozenset(("delay_us",)),
+    f.ToolInDoubt: frozenset(("message",)),
     f.RunCompleted: frozenset(("answer_at", "detail")),
     f.RunStopped: frozenset(("detail",)),
     f.RunFailed: frozenset(("detail",)),
@@ -223,6 +226,15 @@ def _outcome(was: Run, now: Run, fact: f.ToolSucceeded | f.ToolFailed, began: Be
     if isinstance(fact, f.ToolFailed) and fact.error == "TooLarge" and allows > allowed:
         return Otherwise(shows, "data.error", "TooLarge", None, ("max_result_bytes",), "invalid_result", "a larger result would have been taken")
     return None
+
+
+def given_up_sooner(was: Run, now: Run, fact: f.ToolFailed, began: Began | None) -> f.ToolFailed:
+    """A call that was given up, told as it would have been after a shorter time."""
+    before, after = _time_for(was, fact.call, began), _time_for(now, fact.call, began)
+    if before.us is None or after.us is None or after.us >= before.us:
+        return fact
+    message = fact.message.replace(f"within {before.us / 1_000_000:g} s", f"within {after.us / 1_000_000:g} s", 1)
+    return msgspec.structs.replace(fact, message=message)
 
 
 def _waited_for(before: "Time") -> Otherwise:

@@ -173,6 +173,8 @@ def _of_fact(fact: f.Fact) -> tuple[tuple[str, ...], str, str] | None:
             return ("on_refusal",), "validator" if complaints else because, "; ".join(complaints)
         case f.ToolClosed(kind="in_doubt", message=message) | f.ToolInDoubt(message=message):
             return ("on_doubt", "max_tool_retries"), "in_doubt", message
+        case f.ToolClosed(kind="timeout", message=message):
+            return ("tool_timeout_s", "max_tool_retries", "on_tool_error"), "timeout", message
         case f.ToolClosed(kind=kind, message=message):
             return ("max_tool_retries", "on_tool_error", *_USED_UP), kind, message
         case f.ApprovalExpired():

@@ -278,6 +278,8 @@ def _laid_over(pair: Pair, now: Run, fact: f.Input) -> f.Input:
             return f.CallsChecked(checks=tuple(reasons.check_under(check, names.get(check.call, ""), now.begun, pair.changed) for check in fact.checks))
         case f.CallSuperseded() if (call := now.call(fact.call)) is not None:
             return replace(fact, check=reasons.check_under(fact.check, call.name, now.begun, pair.changed))
+        case f.ToolFailed(kind="timeout"):
+            return otherwise.given_up_sooner(pair.was, now, fact, pair.began.get(fact.call))
         case _:
             return fact
 

@@ -1,5 +1,6 @@
 """What-if against the truth: the same script and tools run once more, live, under the other settings."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from refold import Agent, Budgets, Policy, ScriptedModel, Tool, ToolContext, open_store, replay, tool
 from refold.events.codec import Record
+from refold.events.words import Effect
 from refold.runtime.agent import Agent as AnyAgent
 from refold.runtime.replay import Replayed
 from refold.runtime.settings import WrongSetting
@@ -161,6 +163,29 @@ def test_another_schema_of_the_answer_is_what_differs_and_not_a_digest_that_is_t
     (change,) = replay(store, "one", Agent(ScriptedModel([]), "Be brief.", TOOLS, answer_schema=today)).changes
     assert change.field == "data.digest"
     assert change.recorded != change.derived
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [("read", "would show the model something else"), ("side_effect", "unaffected")])
+def test_a_call_that_is_given_up_sooner_says_so_to_the_model_where_it_is_told_that(effect: Effect, verdict: str) -> None:
+    # given a tool that never returns, and the run with it under two limits
+    async def hang(_arguments: dict[str, Any], _ctx: ToolContext) -> object:
+        return await asyncio.Event().wait()
+
+    def timed_out_after(seconds: float) -> Store:
+        store = open_store("memory:")
+        hanging = Tool(name="hang", description="", schema={"type": "object"}, handler=hang, effect=effect)
+        script = ScriptedModel([{"calls": [{"name": "hang", "arguments": {}}]}, {"text": "Done."}])
+        Agent(script, "", [hanging], policy=Policy(tool_timeout_s=seconds)).run_sync("Do it.", store=store, run_id="one")
+        return store
+
+    store, live = timed_out_after(0.02), timed_out_after(0.01)
+    told = replay(store, "one", changes={"policy.tool_timeout_s": 0.01})
+    # then what the model is told of it is what it was told
+    closed = [next(record.data["message"] for record in each.read("one") if record.type == "tool_closed") for each in (store, live)]
+    assert (told.verdict, closed[0] == closed[1]) == (verdict, not told.changes)
+    for change in told.changes:
+        assert [change.recorded, change.derived] == closed
+        assert change.because.startswith("policy.tool_timeout_s=0.01 (was 0.02) (timeout)")
 
 
 @pytest.mark.parametrize(("leaves_out", "verdict"), [(0, "unaffected"), (1, "would show the model something else"), (None, "unaffected")])
