@@ -88,7 +88,7 @@ def assumptions(was: f.Setup, now: f.Setup, settings: Sequence[Setting]) -> Iter
     if paths & {"budgets.max_turns", "budgets.max_tool_calls", "budgets.max_tokens"}:
         yield "the words about the budget that is left, with which requests end, change nothing by themselves"
     if _cuts(was.context) != _cuts(now.context):
-        yield f"that {READ_RESULT} is offered or not, which goes with such a context, changes nothing by itself"
+        yield f"that {READ_RESULT} is offered or not, which goes with such a context, changes nothing, neither by what it says nor by its length"
     if "policy.model_idle_timeout_s" in paths:
         yield "the model was never silent for longer than the new policy.model_idle_timeout_s, which no recording tells"
     if "policy.parallel_tools" in paths:

@@ -490,6 +490,7 @@ def test_results_that_are_cut_show_the_model_something_else(start: Start, change
     told = run.what_if(changes)
     assert (told.verdict, told.horizon) == ("would show the model something else", run.position_of("model_requested 2"))
     assert next(iter(changes)) in first(told).because
+    assert [assumed for assumed in told.assumed if "read_result" in assumed and "by its length" in assumed]
 
 
 def test_older_turns_that_give_way_sooner_show_the_model_something_else(start: Start) -> None:
