@@ -13,6 +13,8 @@ from refold.events.codec import Stamp
 from refold.events.words import CallId, Reason
 from refold.fsm import limits
 from refold.fsm.compaction import choosable, chooses
+from refold.fsm.effects import ChooseContext, pending
+from refold.fsm.reasons import ENDINGS
 from refold.projections import context
 from refold.projections.messages import encode, tokens_of
 from refold.projections.prefix import start
@@ -266,3 +268,53 @@ def _time_for(run: Run, call_id: CallId, began: Began | None) -> Time:
 def _longer(before: float | None, after: float | None) -> bool:
     """Whether the second time is the longer one; None is for ever."""
     return before is not None and (after is None or after > before)
+
+
+# -- what a difference comes to
+
+REFUSALS: Final = (f.ToolRejected, f.DuplicateActionBlocked, f.ApprovalExpired, f.FinalRejected)
+GIVEN_UP: Final = (*REFUSALS, *ENDINGS, f.ToolClosed, f.ModelErrorObserved)
+CONTEXT: Final = (f.ModelRequested, f.SummaryRequested)
+
+
+def comes_to(recorded: f.Fact | None, derived: f.Derived | None, ended: f.Fact | None, ending: f.Ending | None, now: Run) -> Verdict:
+    """What a difference comes to. `ended` and `ending` are the ends that the two runs come to at once, where they do."""
+    if ending is not None and not isinstance(recorded, ENDINGS):
+        return "would stop earlier" if ended is None else "would act otherwise"
+    if derived is None:
+        return "would show the model something else" if waits_for_builder(now) else "would ask a human"
+    if isinstance(recorded, REFUSALS) and isinstance(derived, REFUSALS):
+        before = _earlier(recorded, derived, now)
+        return "would show the model something else" if before is None else "would be rejected" if before is derived else "would go on"
+    if type(recorded) is type(derived):
+        return "would show the model something else" if not isinstance(derived, (*ENDINGS, f.ToolStarted)) else "would act otherwise"
+    if isinstance(derived, REFUSALS) and not isinstance(recorded, (*REFUSALS, f.RunStopped, f.RunFailed)):
+        return "would be rejected"
+    if (recorded is None or isinstance(recorded, GIVEN_UP)) and ending is None:
+        return "would go on"
+    if isinstance(derived, (*CONTEXT, *REFUSALS, f.ToolClosed)) or isinstance(recorded, CONTEXT):
+        return "would show the model something else"
+    return "would act otherwise"
+
+
+def _earlier(recorded: f.Fact, derived: f.Fact, now: Run) -> f.Fact | None:
+    """Which of two facts is about the earlier call; None where they are not about two."""
+    places = {call.id: place for place, call in enumerate(now.calls)}
+    old, new = (places.get(getattr(fact, "call", None) or CallId("")) for fact in (recorded, derived))
+    if old is None or new is None or old == new:
+        return None
+    return recorded if old < new else derived
+
+
+def is_last_turn(now: Run, derived: f.Derived | None) -> bool:
+    """Whether a request is for the answer alone, and no other one can follow."""
+    most = now.budgets.max_turns
+    return isinstance(derived, f.ModelRequested) and derived.wrap_up and most is not None and now.turn + (now.state != "streaming_model") >= most
+
+
+def ends_the_same(ended: f.Fact | None, ending: f.Ending) -> bool:
+    return type(ended) is type(ending) and getattr(ended, "reason", None) == ending.reason
+
+
+def waits_for_builder(run: Run) -> bool:
+    return any(isinstance(effect, ChooseContext) for effect in pending(run))

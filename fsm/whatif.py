@@ -18,7 +18,6 @@ from refold.events.words import CallId, RunId
 from refold.fsm import limits, otherwise, reasons
 from refold.fsm.batches import Batch, Stored, batches
 from refold.fsm.decide import follow, from_outside
-from refold.fsm.effects import ChooseContext, pending
 from refold.fsm.machine import NOT_JUDGED, Cursor, Illegal, Refused, empty, fire_compiled, step
 from refold.fsm.otherwise import Otherwise, Verdict
 from refold.fsm.replay import Ask
@@ -314,7 +313,7 @@ def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], batch: Batc
     while True:
         record, follows = left[-1] if left else None, follow(cursor.run, cursor.stamp)
         if record is None:
-            if follows is None or batch.broken is not None or _waits_for_builder(pair.was):
+            if follows is None or batch.broken is not None or otherwise.waits_for_builder(pair.was):
                 return  # the same, or what follows is not whole, or is what a builder chooses
             if follow(pair.was, cursor.stamp) is not None:
                 if batch.forked:
@@ -350,13 +349,9 @@ def _unshown(pair: Pair, now: Run, record: Record, derived: f.Derived, field: st
     return pair.change(record, Otherwise("would show the model something else", field, old, new, names, code, words))
 
 
-def _waits_for_builder(run: Run) -> bool:
-    return any(isinstance(effect, ChooseContext) for effect in pending(run))
-
-
 def _choice(pair: Pair, run: Run) -> f.ContextChosen | None:
     """What a context builder says that is asked here; None where none is, or what it would say is not known."""
-    if not _waits_for_builder(run):
+    if not otherwise.waits_for_builder(run):
         return None
     if otherwise.shows_everything(run):
         return f.ContextChosen(builder="relevant")
@@ -397,66 +392,22 @@ def _parts(pair: Pair, cursor: Cursor, left: Sequence[Record], follows: f.Derive
     ended, ending = next((each.fact for each in left if isinstance(each.fact, reasons.ENDINGS)), None), cursor.run.ended
     names, code, words = reasons.of_facts(facts, recorded, pair.changed, closing)
     old, new = _values(recorded, follows, field, now)
-    found = Otherwise(_verdict(recorded, follows, ended, ending, now), field, old, new, names, code, words)
-    if pair.ask is None and _waits_for_builder(now) and (builder := now.begun.context_builder):
+    found = Otherwise(otherwise.comes_to(recorded, follows, ended, ending, now), field, old, new, names, code, words)
+    if pair.ask is None and otherwise.waits_for_builder(now) and (builder := now.begun.context_builder):
         found = found._replace(verdict="cannot be told", words=f"the agent's {builder} would be asked, and what it would leave out is not recorded")
     changes = [pair.change(record, found, getattr(follows, "call", None) if found.verdict != "would go on" else None)]
-    if ending is not None and ending is not follows and not _ends_the_same(ended, ending):
+    if ending is not None and ending is not follows and not otherwise.ends_the_same(ended, ending):
         names, code, words = reasons.of_facts([ending], None, pair.changed)
         tag = ended.TAG if ended is not None else None
         end = pair.change(record, found._replace(field="type", recorded=tag, derived=ending.TAG, settings=names, code=code, words=words))
         changes.append(replace(end, position=cursor.run.position, call_id=None))
-    return Parted(changes=tuple(changes), ended=cursor.run if ending is not None else None, last_turn=_is_last_turn(now, follows))
-
-
-def _ends_the_same(ended: f.Fact | None, ending: f.Ending) -> bool:
-    return type(ended) is type(ending) and getattr(ended, "reason", None) == ending.reason
+    return Parted(changes=tuple(changes), ended=cursor.run if ending is not None else None, last_turn=otherwise.is_last_turn(now, follows))
 
 
 def _values(recorded: f.Fact | None, derived: f.Fact | None, field: str, now: Run) -> tuple[Any, Any]:
     """What a change shows of both sides."""
     if field == "type":
-        waits = "context_chosen" if _waits_for_builder(now) else "(waits for a human)"
+        waits = "context_chosen" if otherwise.waits_for_builder(now) else "(waits for a human)"
         return recorded.TAG if recorded is not None else "(waits)", derived.TAG if derived is not None else waits
     name = field.removeprefix("data.")
     return msgspec.to_builtins(getattr(recorded, name)), msgspec.to_builtins(getattr(derived, name))
-
-
-def _is_last_turn(now: Run, derived: f.Derived | None) -> bool:
-    """Whether a request is for the answer alone, and no other one can follow."""
-    most = now.budgets.max_turns
-    return isinstance(derived, f.ModelRequested) and derived.wrap_up and most is not None and now.turn + (now.state != "streaming_model") >= most
-
-
-REFUSALS: Final = (f.ToolRejected, f.DuplicateActionBlocked, f.ApprovalExpired, f.FinalRejected)
-GIVEN_UP: Final = (*REFUSALS, *reasons.ENDINGS, f.ToolClosed, f.ModelErrorObserved)
-CONTEXT: Final = (f.ModelRequested, f.SummaryRequested)
-
-
-def _verdict(recorded: f.Fact | None, derived: f.Derived | None, ended: f.Fact | None, ending: f.Ending | None, now: Run) -> Verdict:
-    """What a difference comes to. `ended` and `ending` are the ends that the two runs come to at once, where they do."""
-    if ending is not None and not isinstance(recorded, reasons.ENDINGS):
-        return "would stop earlier" if ended is None else "would act otherwise"
-    if derived is None:
-        return "would show the model something else" if _waits_for_builder(now) else "would ask a human"
-    if isinstance(recorded, REFUSALS) and isinstance(derived, REFUSALS):
-        before = _earlier(recorded, derived, now)
-        return "would show the model something else" if before is None else "would be rejected" if before is derived else "would go on"
-    if type(recorded) is type(derived):
-        return "would show the model something else" if not isinstance(derived, (*reasons.ENDINGS, f.ToolStarted)) else "would act otherwise"
-    if isinstance(derived, REFUSALS) and not isinstance(recorded, (*REFUSALS, f.RunStopped, f.RunFailed)):
-        return "would be rejected"
-    if (recorded is None or isinstance(recorded, GIVEN_UP)) and ending is None:
-        return "would go on"
-    if isinstance(derived, (*CONTEXT, *REFUSALS, f.ToolClosed)) or isinstance(recorded, CONTEXT):
-        return "would show the model something else"
-    return "would act otherwise"
-
-
-def _earlier(recorded: f.Fact, derived: f.Fact, now: Run) -> f.Fact | None:
-    """Which of two facts is about the earlier call; None where they are not about two."""
-    places = {call.id: place for place, call in enumerate(now.calls)}
-    old, new = (places.get(getattr(fact, "call", None) or CallId("")) for fact in (recorded, derived))
-    if old is None or new is None or old == new:
-        return None
-    return recorded if old < new else derived
