@@ -69,9 +69,13 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parted(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the evidence ends: the decisions that are others, and what was spent where the run ends there. `last_turn` where it ends with the turn that begins there."""
+    """Where the evidence ends: the decisions that are others, and what was spent where the run ends there. `last_turn` where it ends with the turn that begins there.
+
+    `at` is where it ends if that is behind the first of them.
+    """
 
     changes: tuple[Change, ...]
+    at: int | None = None
     ended: Run | None = None
     last_turn: bool = False
 
@@ -161,6 +165,7 @@ def _result(pair: Pair, changes: Sequence[Change], evidence: str, otherwise_: Ve
 def _parted(pair: Pair, before: Sequence[Change], parted: Parted, rest: Iterable[Record]) -> WhatIf:
     """The result where the evidence ends. The rest of the recording only says what was used behind that."""
     first, ended = parted.changes[0], parted.ended
+    at = parted.at or first.position
     for record in _followed(pair, rest):
         anew = isinstance(record.fact, f.ModelRequested) and record.source != "streaming_model" and record.position > first.position
         if ended is None and parted.last_turn and anew:
@@ -168,11 +173,11 @@ def _parted(pair: Pair, before: Sequence[Change], parted: Parted, rest: Iterable
     if parted.last_turn and ended is not None:
         first = replace(first, verdict="would stop earlier")
         pair.assumed |= {"the last turn would have used what it used when it was recorded": None}
-    changes = (*before, first, *parted.changes[1:])
+    changes = sorted((*before, first, *parted.changes[1:]), key=lambda change: change.position)
     saved = _saved(ended, pair.was) if ended is not None and changes[0].verdict == "would stop earlier" else None
     why = "there the run ends" if parted.ended is not None else BEYOND[first.verdict]
-    evidence = f"up to position {first.position}: {why}, and the recording proves nothing more"
-    return _result(pair, changes, evidence, first.verdict, horizon=first.position, saved=saved)
+    evidence = f"up to position {at}: {why}, and the recording proves nothing more"
+    return _result(pair, changes, evidence, first.verdict, horizon=at, saved=saved)
 
 
 def _followed(pair: Pair, records: Iterable[Record]) -> Iterator[Record]:
@@ -327,7 +332,7 @@ def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], batch: Batc
             left.pop()
             yield from _refused_unasked(pair, record)
         elif field == "data.digest" and pair.unshown is not None:
-            yield Parted(changes=(pair.unshown,))
+            yield Parted(changes=(pair.unshown,), at=pair.was.position + 1)
             return
         elif isinstance(follows, f.ApprovalRequested):
             yield _asks(pair, cursor, record, follows)

@@ -112,7 +112,32 @@ def test_other_words_to_the_model_count_once_a_request_shows_them(start: Start, 
     told = run.what_if({}, checking(message="no such place"))
     assert told.verdict == verdict
     for change in told.changes:
-        assert (change.field, change.call_id, change.derived, told.horizon) == ("data.message", "t1.1", "no such place", run.position_of("tool_rejected"))
+        assert (change.field, change.call_id, change.derived) == ("data.message", "t1.1", "no such place")
+        assert (change.position, told.horizon) == (run.position_of("tool_rejected"), run.position_of("model_requested 2"))
+
+
+def test_what_comes_before_a_request_that_shows_other_words_is_proved(start: Start) -> None:
+    # given a turn of a call that was refused and of one that was performed
+    run = start()
+    run.calls(Act("look", kind="invalid_arguments"), LOOK)
+    run.succeed("t1.2")
+    run.answer()
+
+    def ask(_run: Any, given: list[f.Input]) -> list[f.Input]:
+        return [f.CallsChecked(checks=tuple(map(today, fact.checks))) if isinstance(fact, f.CallsChecked) else fact for fact in given]
+
+    def today(check: f.Check) -> f.Check:
+        refused = check.kind != "success"
+        return msgspec.structs.replace(check, message="no such place") if refused else msgspec.structs.replace(check, approval=True, digest=LOOK.digest)
+
+    # when the first is refused in other words today, and a human is asked about the second
+    told = run.what_if({}, ask)
+    # then both are told, in their order, up to the request that shows the words
+    assert [(change.position, change.verdict) for change in told.changes] == [
+        (run.position_of("tool_rejected"), "would show the model something else"),
+        (run.position_of("tool_started"), "would ask a human"),
+    ]
+    assert (told.verdict, told.horizon) == ("would show the model something else", run.position_of("model_requested 2"))
 
 
 def test_other_arguments_are_another_act(start: Start) -> None:
