@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from refold.events import facts as f
+from refold.events.chain import NOTHING, recompute
 from refold.events.codec import Unreadable, read, read_line
 from refold.events.payloads import Load
 from refold.events.storage import Log, PayloadMissing, Row
@@ -54,7 +55,21 @@ def ancestors(log: Log, run_id: str) -> list[Stretch]:
 
 def _where_parent_is(log: Log, split: f.RunForked) -> str | None:
     """The run in whose history a fork's parent is found: itself, or the one that was named, which may have been imported without it and hold its records."""
-    return next((name for name in (split.parent, split.named) if name is not None and holds(log, name, split.at, split.head)), None)
+    names = [name for name in (split.parent, split.named) if name is not None]
+    found = next((name for name in names if holds(log, name, split.at, split.head)), None)
+    return found or next((name for name in names if _is_damaged(log, name, split.at)), None)
+
+
+def _is_damaged(log: Log, run_id: str, at: int) -> bool:
+    """Whether the record there is none, or does not cover its bytes: then it is not another's, and whoever reads it is to find out."""
+    rows = {row.position: row for row in log.scan(run_id, max(0, at - 2), at)}
+    if at not in rows:
+        return False
+    try:
+        before = read_line(rows[at - 1].state).digest if at - 1 in rows else NOTHING
+        return recompute(rows[at].state, before) != read_line(rows[at].state).digest
+    except Unreadable:
+        return True
 
 
 def holds(log: Log, run_id: str, at: int, head: Digest) -> bool:
@@ -83,7 +98,7 @@ def absent(log: Log, run_id: str) -> str:
     """A run of this id that is needed and that the store does not hold, in words that end a sentence: what is there instead, and what to do."""
     if log.head(run_id) is None:
         return f"{run_id}, which is not in this store: import it first"
-    return f"{run_id}, and the run {run_id} of this store is another, or ends before that: import both into a store without it"
+    return f"{run_id}, and the run {run_id} of this store is another, ends before that or is damaged there: see refold audit {run_id}, or import both into a store without it"
 
 
 def split_of(log: Log, run_id: str) -> f.RunForked | None:

@@ -1,6 +1,8 @@
 """A run of some id is not the parent that another names: its digest at the split, or at the end that was gone on from, tells. What is not there keeps from what needs it, and from nothing else."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +159,7 @@ def test_the_records_of_a_fork_alone_are_not_laid_over_those_of_another_run(orig
     rows = origin.log.read("kid")
     store.log.append("kid", rows[0].position - 1, rows, create=True)
     # then whoever reads it is told, and whoever audits it finds that
-    words = "run kid is a fork of one, and the run one of this store is another, or ends before that: import both into a store without it"
+    words = "run kid is a fork of one, and the run one of this store is another, ends before that or is damaged there: see refold audit one, or import both into a store without it"
     for read in (show, replay):
         with pytest.raises(OtherHistory, match=words):
             read(store, "kid")
@@ -165,6 +167,22 @@ def test_the_records_of_a_fork_alone_are_not_laid_over_those_of_another_run(orig
         fork(store.log, "kid", rows[-1].position, RunId("grandkid"))
     assert audit(store, "kid").chain.why == words
     assert store.runs() == ["one", "kid"]
+
+
+@pytest.mark.parametrize("where", ["its digest", "its beginning"])
+def test_a_parent_that_is_damaged_at_the_split_is_no_other_run(tmp_path: Path, origin: Store, where: str) -> None:
+    # given a fork whose parent has one byte changed in the very record that it was split off at
+    store = taken(origin, "one", into=open_store(f"sqlite:///{tmp_path}/s.db"))
+    split = at(store, "one", "tool_results_injected")
+    agent({"text": "Else."}).fork_sync("one", split, store=store, new_id="kid")
+    with closing(sqlite3.connect(tmp_path / "s.db")) as db, db:
+        (state,) = db.execute("SELECT state FROM stored_events WHERE originator_id = 'one' AND originator_version = ?", (split,)).fetchone()
+        place = -5 if where == "its digest" else 0
+        changed = bytearray(state)
+        changed[place] ^= 1
+        db.execute("UPDATE stored_events SET state = ? WHERE originator_id = 'one' AND originator_version = ?", (bytes(changed), split))
+    # then the audit of the fork finds it where it is
+    assert audit(store, "kid").chain.broken_at == audit(store, "one").chain.broken_at == split
 
 
 def test_forks_that_name_each_other_are_a_damaged_store(origin: Store) -> None:
@@ -210,7 +228,9 @@ def test_a_continuation_is_read_without_its_parent_and_not_driven_on(origin: Sto
     # and what is to show a model the past says that it is missing, and leaves nothing behind
     words = "the run goes on from one, "
     words += (
-        "which is not in this store: import it first" if elsewhere is nobody else "and the run one of this store is another, or ends before that: import both"
+        "which is not in this store: import it first"
+        if elsewhere is nobody
+        else "and the run one of this store is another, ends before that or is damaged there: "
     )
     asked = at(store, "two", "model_requested")
     for verb in (
