@@ -183,8 +183,10 @@ def _another_attempt(run: Run, stamp: Stamp) -> f.Derived:
     assert run.request is not None
     if run.cancel is not None:
         return answers.cancelled(run.cancel)
-    if (exceeded := _exceeded(run, stamp)) is not None:
+    if (exceeded := _exceeded(run, stamp) or limits.turns(forking.unasked(run), stamp)) is not None:
         return _stopped(exceeded)
+    if (ending := calls.ending(run)) is not None:  # to a fork, what its parent would have gone on with may be over
+        return ending
     again = run.request
     if run.rules.reserves:  # what was used meanwhile is not there to be used again
         again = msgspec.structs.replace(again, max_output_tokens=min(again.max_output_tokens, limits.output_limit(run)))

@@ -95,7 +95,7 @@ def count(sums: Sums, record: Record) -> None:
             sums.on_the_way, sums.streamed, sums.since = None, 0, 0
             sums.requests -= sums.summary is not None
             sums.summary, sums.lost = None, sums.asked
-            sums.attempt = 1
+            sums.attempt = 1 if sums.asked else sums.attempt
             if forking.MODEL in changes:
                 price = changes[forking.MODEL].get("price")
                 sums.price = msgspec.convert(price, f.Price) if price is not None else None

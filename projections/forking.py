@@ -37,12 +37,20 @@ def forked(run: Run, fact: f.RunForked, at: int) -> Run:
         after = replace(after, open=replace(run.open, calls=tuple(_edited(_inherited(call, performed), edits) for call in run.calls)))
     if fact.changes:
         after = replace(after, setup=changed(run.begun, fact.changes))
+        if any(path.startswith("budgets.") for path in fact.changes):
+            after = _given_others(after)
         if MODEL in fact.changes:
             after = replace(after, numbered_from=after.number - (after.asked == "inherited"), measured=None)
     after = _told(_shown_otherwise(after, fact), fact)
     if not run.rules.chains:  # such runs are forked as they are
         return after
     return context.retold(after)
+
+
+def _given_others(run: Run) -> Run:
+    """A run with other budgets than it had: what was the last that the old ones allowed is that no more, and whoever was told so is not to answer for it."""
+    turn = replace(run.open, wrap_up=False) if run.open is not None else None
+    return replace(run, open=turn, told_limit=0)
 
 
 def _inherited(call: Call, performed: frozenset[str]) -> Call:

@@ -107,6 +107,40 @@ def test_a_cycle_that_is_none_to_the_parent_ends_a_fork_to_which_it_is_one(turns
         sound(store, run.id)
 
 
+@pytest.mark.parametrize("budgets", [Budgets(), Budgets(max_turns=50, max_tokens=None), Budgets(max_turns=None, max_tokens=None, max_cost_usd=None)])
+def test_a_last_turn_of_the_parent_is_none_of_a_fork_that_is_given_more(budgets: Budgets) -> None:
+    # given a run whose last turn, which was for the answer alone, brought calls
+    store = open_store("memory:")
+    policy = Policy()
+    made = agent(calls(1), calls(2), budgets=Budgets(max_turns=2), policy=policy).run_sync("Look.", store=store, run_id="parent")
+    assert made.reason == "max_turns"
+    for at in range(records(store, "tool_calls_requested")[1].position, records(store, "run_stopped")[0].position):
+        # when it is forked anywhere in that turn with more turns to make
+        other = agent(calls(3), {"text": "Done."}, budgets=budgets, policy=policy)
+        run = other.fork_sync("parent", at, store=store)
+        # then it goes on as if there had been no last turn, its tools at hand
+        assert (run.status, run.answer) == ("completed", "Done."), (at, run.reason)
+        assert all(request.tools for request in other.model.requests)  # type: ignore[union-attr]
+        sound(store, run.id)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+@pytest.mark.parametrize("most", [1, 2, 4, 12])
+def test_a_fork_at_a_summary_is_held_to_its_own_turns_and_counts_attempts_on(at_once: None, most: int, fails: int) -> None:
+    # given a run whose third request was more than the model could read, after it had failed before or at once
+    store = open_store("memory:")
+    again = [{"error": {"type": "overloaded", "message": "later", "retryable": True}}] * fails
+    rest = {"context": Context(window_tokens=9_000, keep_turns=1), "policy": Policy(wrap_up=False, cycle_lengths=(), max_retry_wait_s=1_000)}
+    parent = agent(calls(3_000), calls(3_001), calls(3_002), *again, {"stop_reason": "context_overflow", "text": "x"}, {"text": "Done."}, **rest)
+    assert parent.run_sync("Look.", store=store, run_id="parent").status == "completed"
+    for at in (records(store, "summary_requested")[0].position, records(store, "context_compacted")[0].position):
+        # when it is forked where that one is about to be made again
+        run = agent({"text": "Enough."}, budgets=Budgets(max_turns=most), **rest).fork_sync("parent", at, store=store)
+        # then it is, as the attempt that it is, where that is a turn that the fork may make
+        assert (run.status, run.reason) == (("completed", None) if most >= 4 else ("stopped", "max_turns"))
+        sound(store, run.id)
+
+
 def test_a_fork_asks_for_itself_by_its_own_estimate() -> None:
     # given a run whose provider reported much, and a fork at its second request by another model with a window that would be too small for that
     store = open_store("memory:")
