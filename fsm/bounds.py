@@ -34,7 +34,7 @@ def iterations_are_bounded(history: History) -> Signs:
                 elif most is not None and sums.calls > most and sums.started[call] == 1:  # what was begun before may be begun again
                     yield broken(record.position, f"{call}: call {sums.calls} of {most} at {record.position}")
                 elif spent := _spent(sums, history.settings.budgets, record.at):
-                    yield broken(record.position, f"{call}: started at {record.position}, after {spent}")
+                    yield broken(record.position, f"{call}: started at {record.position}, after {', '.join(spent.values())}")
             case f.CallsChecked(checks=checks):
                 retries = {check.call: check.retries for check in checks}
             case f.CallSuperseded(call=call, check=check):
@@ -59,21 +59,22 @@ def _bounded_request(record: Record, request: f.ModelRequested, sums: Sums, sett
     if most is not None and sums.turns > most:
         return broken(position, f"{words}, and {most} turns are allowed")
     if spent := _spent(sums, settings.budgets, record.at):
-        return broken(position, f"{words}, after {spent}")
+        return broken(position, f"{words}, after {', '.join(spent.values())}")
     return Sign(position, words)
 
 
-def _spent(sums: Sums, budgets: Budgets, at: int) -> str:
-    """What had been used up of tokens, money and time, if anything."""
+def _spent(sums: Sums, budgets: Budgets, at: int) -> dict[Reason, str]:
+    """What is used up of tokens, money and time, and how much that was."""
+    found: dict[Reason, str] = {}
     if budgets.max_tokens is not None and sums.tokens >= budgets.max_tokens:
-        return f"{sums.tokens} tokens of {budgets.max_tokens}"
+        found["max_tokens"] = f"{sums.tokens} tokens of {budgets.max_tokens}"
     if budgets.max_cost_usd is not None and sums.cost_usd >= exact(budgets.max_cost_usd):
-        return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
+        found["max_cost_usd"] = f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
     if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
-        return f"{sums.active_us} us of {budgets.timeout_s} s"
+        found["timeout_s"] = f"{sums.active_us} us of {budgets.timeout_s} s"
     if budgets.deadline is not None and at >= limits.instant(budgets.deadline):
-        return f"the deadline {budgets.deadline}"
-    return ""
+        found["deadline"] = f"the deadline {budgets.deadline}"
+    return found
 
 
 # -- I5
@@ -147,6 +148,8 @@ def _used_up(reason: Reason, history: History, record: Record) -> str:
     """How much of a budget was spent, where it was all of it."""
     sums, settings = history.sums, history.settings
     budgets = settings.budgets
+    if (spent := _spent(sums, budgets, record.at).get(reason)) is not None:
+        return spent
     match reason:
         case "max_turns" if budgets.max_turns is not None and sums.turns >= budgets.max_turns:
             return f"{sums.turns} turns of {budgets.max_turns}"
@@ -158,17 +161,11 @@ def _used_up(reason: Reason, history: History, record: Record) -> str:
                 return f"{sums.tokens} tokens of {budgets.max_tokens}, and the last turn they allowed brought calls"
             return _by_the_fold(history, record, limits.tokens)
         case "max_cost_usd" if budgets.max_cost_usd is not None:
-            if sums.cost_usd >= exact(budgets.max_cost_usd):
-                return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}"
             if sums.reserves and sums.price is not None and _was_the_last(history):
                 return f"{_in_decimals(sums.cost_usd)} USD of {budgets.max_cost_usd}, and the last turn they allowed brought calls"
             return _by_the_fold(history, record, limits.cost)
-        case "timeout_s" if budgets.timeout_s is not None and sums.active_us >= limits.micros(budgets.timeout_s):
-            return f"{sums.active_us} us of {budgets.timeout_s} s"
         case "window_tokens" if settings.context.window_tokens is not None:
             return _by_the_fold(history, record, limits.window)
-        case "deadline" if budgets.deadline is not None and record.at >= limits.instant(budgets.deadline):
-            return f"the deadline was {budgets.deadline}"
         case _:
             return ""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from refold.events import facts as f
 from refold.events.codec import Line, Record, read_line
+from refold.events.payloads import KEY
 from refold.events.words import CallId, Digest
 from refold.fsm.causes import Cause, CauseClass
 
@@ -89,29 +90,27 @@ def difference(recorded: Record, derived: Record) -> Difference | None:
     found = first_difference(_plain(recorded, older), _plain(derived, older))
     if found is not None or older:
         return found
-    return _unknown(recorded, derived) or Difference("digest", recorded.digest, derived.digest)
+    return _unknown(recorded) or Difference("digest", recorded.digest, derived.digest)
 
 
-def _unknown(recorded: Record, derived: Record) -> Difference | None:
+def _unknown(recorded: Record) -> Difference | None:
     """The first part of what is stored that is read as nothing: another version of refold knew it. None where it is no value at all."""
     try:
-        found = first_difference(_stored_data(recorded), _stored_data(derived), "data")
+        return _unread(_stored_data(recorded), values_of(recorded.fact), "data")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return found if found is not None and found.derived is ABSENT and not _known(recorded.fact, found.field) else None
 
 
-def _known(fact: f.Fact, path: str) -> bool:
-    """Whether a fact has a field, so that what is stored there only spells out what it is anyway."""
-    value: Any = values_of(fact)
-    for name in path.replace("[", ".").replace("]", "").split(".")[1:]:
-        if isinstance(value, list):
-            value = value[int(name)]
-        elif isinstance(value, dict) and name in value:
-            value = value[name]
-        else:
-            return False
-    return True
+def _unread(stored: Any, known: Any, path: str) -> Difference | None:
+    """The first value that a fact has no field for; a default that is spelled out has one."""
+    if known is ABSENT:
+        return Difference(path, stored, ABSENT)
+    parts: list[tuple[Any, Any, str]] = []
+    if isinstance(stored, dict) and isinstance(known, dict) and KEY not in stored:
+        parts = [(value, known.get(name, ABSENT), f"{path}.{name}") for name, value in stored.items()]
+    elif isinstance(stored, list) and isinstance(known, list):
+        parts = [(*pair, f"{path}[{n}]") for n, pair in enumerate(zip(stored, known, strict=False))]
+    return next((found for part in parts if (found := _unread(*part)) is not None), None)
 
 
 def _stored_data(record: Record) -> dict[str, Any]:

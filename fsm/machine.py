@@ -127,18 +127,17 @@ TABLE: Final[tuple[Row, ...]] = tuple(
 class Illegal(Exception):
     """A fact that the machine has no row for, or whose structure does not fit: a bug, or a log that is none. Names state, trigger and what would be legal."""
 
-    def __init__(self, state: str, trigger: str, why: str = "", *, position: int = 0) -> None:
+    def __init__(self, state: str, trigger: str, why: str = "") -> None:
         legal = sorted(EDGES.get(state, {})) if state in EDGES else []
         super().__init__(f"{trigger} is not legal in {state}" + (f": {why}" if why else f"; legal are {', '.join(legal)}"))
-        self.state, self.trigger, self.why, self.legal, self.position = state, trigger, why, legal, position
+        self.state, self.trigger, self.legal = state, trigger, legal
 
 
 class Refused(Exception):
     """A legal move that a limit forbids."""
 
-    def __init__(self, state: str, trigger: str, exceeded: limits.Exceeded, *, position: int = 0) -> None:
+    def __init__(self, state: str, trigger: str, exceeded: limits.Exceeded) -> None:
         super().__init__(f"{trigger} is refused in {state}: {exceeded.detail}")
-        self.exceeded, self.position = exceeded, position
 
 
 class Cursor:
@@ -246,7 +245,7 @@ def fire(cursor: Cursor, fact: f.Fact) -> None:
     try:
         moved = MACHINE.events[fact.TAG].trigger(cursor, fact=fact)
     except (KeyError, MachineError) as error:
-        raise Illegal(cursor.state, fact.TAG, position=cursor.run.position + 1) from error
+        raise Illegal(cursor.state, fact.TAG) from error
     if not moved:
         _refuse(cursor, fact)
 
@@ -255,7 +254,7 @@ def fire_compiled(cursor: Cursor, fact: f.Fact) -> None:
     """The same, on the compiled rows; proved equal by walking every state and trigger."""
     row = _row(cursor.state, cursor.run, fact)
     if (exceeded := limits.first_exceeded(row.limits, cursor.run, cursor.stamp)) is not None:
-        raise Refused(cursor.state, fact.TAG, exceeded, position=cursor.run.position + 1)
+        raise Refused(cursor.state, fact.TAG, exceeded)
     _take(cursor, fact, row.target)
     cursor.state = row.target
 
@@ -266,33 +265,33 @@ def step(run: Run, record: Record) -> Run:
         run = replace(run, id=record.run)  # a fork's own records begin behind its parent's
     row = _row(run.state, run, record.fact)
     if record.source != run.state or record.target != row.target:
-        raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}", position=record.position)
+        raise Illegal(run.state, record.type, f"the record says {record.source} -> {record.target}")
     try:
         return evolve(run, record.fact, target=record.target, at=record.at, head=record.digest)
     except NOT_JUDGED as error:
-        raise Illegal(run.state, record.type, f"it cannot be folded ({type(error).__name__} {error})", position=record.position) from error
+        raise Illegal(run.state, record.type, f"it cannot be folded ({type(error).__name__} {error})") from error
 
 
 NOT_JUDGED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError, MsgspecError)
-"""What comes of an amount or a time that is none, as only records have that somebody else made up."""
+"""What deciding and folding raise over an amount or a time that is none, as in records that somebody made up, or by a mistake in the rules."""
 
 
 def _row(state: str, run: Run, fact: f.Fact) -> Compiled:
     """The row of a fact from a state, if its structure holds. Raises Illegal."""
     row = EDGES[state].get(fact.TAG)
     if row is None:
-        raise Illegal(state, fact.TAG, position=run.position + 1)
+        raise Illegal(state, fact.TAG)
     for requires in row.requires:
         if not requires(run, fact):
-            raise Illegal(state, fact.TAG, _in_words(requires), position=run.position + 1)
+            raise Illegal(state, fact.TAG, _in_words(requires))
     return row
 
 
 def _refuse(cursor: Cursor, fact: f.Fact) -> None:
     """Why the machine did not move."""
     if isinstance(cursor.why, limits.Exceeded):
-        raise Refused(cursor.state, fact.TAG, cursor.why, position=cursor.run.position + 1)
-    raise Illegal(cursor.state, fact.TAG, cursor.why, position=cursor.run.position + 1)
+        raise Refused(cursor.state, fact.TAG, cursor.why)
+    raise Illegal(cursor.state, fact.TAG, cursor.why)
 
 
 def _in_words(requires: Requires) -> str:

@@ -14,7 +14,6 @@ from refold.events.words import CallId, Reason
 from refold.fsm import limits
 from refold.fsm.compaction import choosable, chooses
 from refold.fsm.effects import ChooseContext, pending
-from refold.fsm.reasons import ENDINGS
 from refold.projections import context
 from refold.projections.messages import encode, tokens_of
 from refold.projections.prefix import start
@@ -80,8 +79,11 @@ def differs(was: Run, now: Run, recorded: f.Fact, derived: f.Derived) -> str | N
     for name in derived.__struct_fields__:
         if name not in unseen and getattr(recorded, name) != getattr(derived, name):
             return name if name == "call" else f"data.{name}"
-    if isinstance(recorded, f.ModelRequested) and isinstance(derived, f.ModelRequested) and not _shows_the_same(was, now, recorded, derived):
-        return "data.digest"
+    if isinstance(recorded, f.ModelRequested) and isinstance(derived, f.ModelRequested):
+        if not _shows_the_same(was, now, recorded, derived):
+            return "data.digest"
+        if was.begun.answer_schema != now.begun.answer_schema:
+            return "answer_schema"  # it is sent, and no digest covers it
     return None
 
 
@@ -92,8 +94,6 @@ def only_told(derived: f.Derived, field: str) -> bool:
 
 def _shows_the_same(was: Run, now: Run, recorded: f.ModelRequested, derived: f.ModelRequested) -> bool:
     """Whether two requests show the model the same. Under old rules a digest covers more than is shown, so that what is shown is looked at instead."""
-    if was.begun.answer_schema != now.begun.answer_schema:
-        return False
     if was.rules.chains:
         return recorded.digest == derived.digest
     if was.state == "streaming_model":
@@ -144,12 +144,8 @@ def heard(was: Run, now: Run, fact: f.Input, stamp: Stamp, began: Mapping[CallId
             return _cut(was, now, stamp, ("max_tokens", "max_cost_usd"))
         case f.ModelInterrupted(cause="limit", limit=limit) if limit in LIMITS:
             return _cut_already(was, now, fact, limit, stamp)
-        case f.FinalProposed() | f.ToolCallsRequested() | f.ModelInterrupted() | f.ModelFailed() if (late := _cut(was, now, stamp, OF_TIME)) is not None:
-            return late
-        case f.FinalProposed() | f.ToolCallsRequested() | f.ModelInterrupted():
-            return _length(was, now, fact)
-        case f.ModelFailed():
-            return _length(was, now, fact) or _silence(was, now, fact)
+        case f.FinalProposed() | f.ToolCallsRequested() | f.ModelInterrupted() | f.ModelFailed():
+            return _cut(was, now, stamp, OF_TIME) or _length(was, now, fact) or _silence(was, now, fact)
         case f.ToolSucceeded() | f.ToolFailed():
             return _outcome(was, now, fact, began.get(fact.call))
         case _:
@@ -201,9 +197,10 @@ def _length(was: Run, now: Run, output: f.ModelOutput | f.ModelFailed) -> Otherw
     return Otherwise("cannot be told", field, ended, None, OUTPUT, "length", words)
 
 
-def _silence(was: Run, now: Run, failed: f.ModelFailed) -> Otherwise | None:
+def _silence(was: Run, now: Run, output: f.ModelOutput | f.ModelFailed) -> Otherwise | None:
     """A model that was given up for its silence, and would have been waited for longer."""
-    if failed.error.type != "idle_timeout" or not _longer(was.policy.model_idle_timeout_s, now.policy.model_idle_timeout_s):
+    silent = isinstance(output, f.ModelFailed) and output.error.type == "idle_timeout"
+    if not silent or not _longer(was.policy.model_idle_timeout_s, now.policy.model_idle_timeout_s):
         return None
     return Otherwise(
         "would go on", "data.error.type", "idle_timeout", None, ("model_idle_timeout_s",), "idle_timeout", "the model would have been waited for longer"
@@ -273,13 +270,13 @@ def _longer(before: float | None, after: float | None) -> bool:
 # -- what a difference comes to
 
 REFUSALS: Final = (f.ToolRejected, f.DuplicateActionBlocked, f.ApprovalExpired, f.FinalRejected)
-GIVEN_UP: Final = (*REFUSALS, *ENDINGS, f.ToolClosed, f.ModelErrorObserved)
+GIVEN_UP: Final = (*REFUSALS, f.Ending, f.ToolClosed, f.ModelErrorObserved)
 CONTEXT: Final = (f.ModelRequested, f.SummaryRequested)
 
 
 def comes_to(recorded: f.Fact | None, derived: f.Derived | None, ended: f.Fact | None, ending: f.Ending | None, now: Run) -> Verdict:
     """What a difference comes to. `ended` and `ending` are the ends that the two runs come to at once, where they do."""
-    if ending is not None and not isinstance(recorded, ENDINGS):
+    if ending is not None and not isinstance(recorded, f.Ending):
         return "would stop earlier" if ended is None else "would act otherwise"
     if derived is None:
         return "would show the model something else" if waits_for_builder(now) else "would ask a human"
@@ -287,7 +284,7 @@ def comes_to(recorded: f.Fact | None, derived: f.Derived | None, ended: f.Fact |
         before = _earlier(recorded, derived, now)
         return "would show the model something else" if before is None else "would be rejected" if before is derived else "would go on"
     if type(recorded) is type(derived):
-        return "would show the model something else" if not isinstance(derived, (*ENDINGS, f.ToolStarted)) else "would act otherwise"
+        return "would show the model something else" if not isinstance(derived, (f.Ending, f.ToolStarted)) else "would act otherwise"
     if isinstance(derived, REFUSALS) and not isinstance(recorded, (*REFUSALS, f.RunStopped, f.RunFailed)):
         return "would be rejected"
     if (recorded is None or isinstance(recorded, GIVEN_UP)) and ending is None:

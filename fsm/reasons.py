@@ -131,16 +131,16 @@ def of_facts(
         return (closing.reason,), closing.reason, first.message
     if isinstance(recorded, f.ModelRequested) and (first is None or isinstance(first, f.ModelRequested)):
         return _SHOWN if first is None or first.wrap_up == recorded.wrap_up else _LAST if first.wrap_up else _NOT_LAST
-    ending = next((fact for fact in (*derived, recorded) if isinstance(fact, ENDINGS)), None)
+    ending = next((fact for fact in (*derived, recorded) if isinstance(fact, f.Ending)), None)
     told = [found for fact in (ending, first, recorded) if fact is not None and (found := _of_fact(fact)) is not None]
     if told:
         own = (each for each in told if _fitting(each[0], settings))
         return told[0] if ending is None or ending is recorded else next(own, told[0])
     named = ending or recorded or first
-    return (), named.TAG if named is not None else "", ""
+    assert named is not None
+    return (), named.TAG, ""
 
 
-ENDINGS: Final = (f.RunCompleted, f.RunStopped, f.RunFailed, f.RunCancelled)
 _USED_UP: Final = ("max_tool_calls", "max_turns", "max_tokens", "max_cost_usd", "timeout_s", "deadline", "wrap_up")
 _WINDOW: Final = ("window_tokens", "compact_at", "keep_turns", "compaction", "observation_bytes", "relevant_turns")
 _LAST: Final = (_USED_UP, "wrap_up", "it is the last turn, for the answer alone")

@@ -113,13 +113,18 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
         return _Again(run, found=misread)
     inputs = ask(run, given) if ask is not None else given
     stamp = Stamp(at=first.at, driver=first.driver, stepped_back_us=first.stepped_back_us)
-    moves = _Moves()
+    made: list[f.Fact] = []  # so that the place of the move that cannot be made is known, whatever it raises
+
+    def fire(cursor: Cursor, fact: f.Fact) -> None:
+        fire_compiled(cursor, fact)
+        made.append(fact)
+
     try:
-        decided = decide(run, inputs, stamp, moves.fire)
+        decided = decide(run, inputs, stamp, fire)
     except (Illegal, Refused, *NOT_JUDGED) as error:
-        return _Again(run, found=_said_otherwise(batch, inputs) or _stuck(error, run.position + moves.made + 1, stored, gap))
-    made = _end(batch) - run.position - 1 if batch.forked else None  # what followed there is the parent's alone
-    pairs = _written(run, decided.edges[:made], stamp, stored)
+        return _Again(run, found=_said_otherwise(batch, inputs) or _stuck(error, run.position + len(made) + 1, stored, gap))
+    shared = _end(batch) - run.position - 1 if batch.forked else None  # what followed there is the parent's alone
+    pairs = _written(run, decided.edges[:shared], stamp, stored)
     again = _Again(replace(decided.runs[len(pairs) - 1], head=pairs[-1].taken.digest), tuple(pair.taken for pair in pairs))
     parts = _parts(batch, stored, pairs)
     if gap is None or (parts is not None and parts.position < gap):
@@ -128,17 +133,6 @@ def _judged(run: Run, batch: Batch, ask: Ask | None) -> _Again:
     more = "" if recovered is not None else ", and what stands behind it does not follow without it"
     found = diverges(gap, Difference(TYPE, None, recovered.type if recovered is not None else None), causes.missing(more), recovered)
     return again._replace(found=found, goes_on=recovered is not None)
-
-
-class _Moves:
-    """How many moves of a batch were made, so that the place of the one that cannot be made is known, whatever it raises."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def fire(self, cursor: Cursor, fact: f.Fact) -> None:
-        fire_compiled(cursor, fact)
-        self.made += 1
 
 
 def _end(batch: Batch) -> int:

@@ -181,7 +181,7 @@ def _took(sums: Sums, elapsed_us: int) -> None:
 
 
 def _add(sums: Sums, usage: f.Usage) -> None:
-    if usage.input_tokens < 0 or usage.cached_input_tokens < 0 or usage.output_tokens < 0 or usage.reasoning_tokens < 0:
+    if min(usage.input_tokens, usage.cached_input_tokens, usage.output_tokens, usage.reasoning_tokens) < 0:
         raise ValueError("fewer tokens than none were used")
     if usage.estimated:
         sums.estimated_tokens += usage.input_tokens + _written(usage)

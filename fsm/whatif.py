@@ -140,10 +140,10 @@ def what_if(run_id: str, rows: Iterable[Stored], load: Load, settings: reasons.S
         if not pair.was.position:
             raise _missing(1)
     except (Broken, Illegal, Refused, *NOT_JUDGED) as error:
-        told = _result(pair, changes, WHOLE, "unaffected")
+        told = _result(pair, changes)
         why = str(error) if isinstance(error, Broken | Illegal | Refused) else f"there the rules of today raise {type(error).__name__}: {error}"
         return cut_short(told, pair.was.position, why)
-    return _result(pair, changes, WHOLE, "unaffected")
+    return _result(pair, changes)
 
 
 WHOLE: Final = "the whole recording"
@@ -157,8 +157,8 @@ def cut_short(told: WhatIf, position: int, why: str) -> WhatIf:
     return replace(told, verdict=verdict, horizon=position, evidence=f"up to position {position}: the recording cannot be followed any further ({why})")
 
 
-def _result(pair: Pair, changes: Sequence[Change], evidence: str, otherwise_: Verdict, *, horizon: int | None = None, saved: Saved | None = None) -> WhatIf:
-    verdict = changes[0].verdict if changes else otherwise_
+def _result(pair: Pair, changes: Sequence[Change], evidence: str = WHOLE, *, horizon: int | None = None, saved: Saved | None = None) -> WhatIf:
+    verdict = changes[0].verdict if changes else "unaffected"
     return WhatIf(verdict=verdict, changes=tuple(changes), horizon=horizon, evidence=evidence, assumed=tuple(pair.assumed), saved=saved)
 
 
@@ -177,7 +177,7 @@ def _parted(pair: Pair, before: Sequence[Change], parted: Parted, rest: Iterable
     saved = _saved(ended, pair.was) if ended is not None and changes[0].verdict == "would stop earlier" else None
     why = "there the run ends" if parted.ended is not None else BEYOND[first.verdict]
     evidence = f"up to position {at}: {why}, and the recording proves nothing more"
-    return _result(pair, changes, evidence, first.verdict, horizon=at, saved=saved)
+    return _result(pair, changes, evidence, horizon=at, saved=saved)
 
 
 def _followed(pair: Pair, records: Iterable[Record]) -> Iterator[Record]:
@@ -326,7 +326,10 @@ def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], batch: Batc
                 raise _missing(pair.was.position + 1)
         field = otherwise.differs(pair.was, cursor.run, record.fact, follows) if record is not None and follows is not None else "type"
         if record is not None and follows is not None and (field is None or otherwise.only_told(follows, field)):
-            pair.unshown = _unshown(pair, cursor.run, record, follows, field)
+            if isinstance(follows, f.ModelRequested):
+                pair.unshown = None
+            elif field is not None:
+                pair.unshown = pair.unshown or _told(pair, cursor.run, record, follows, field)
             fire_compiled(cursor, follows)
             pair.take(record)
             left.pop()
@@ -339,19 +342,18 @@ def _derived(pair: Pair, cursor: Cursor, recorded: Sequence[Record], batch: Batc
         elif follows is None and (choice := _choice(pair, cursor.run)) is not None and not choice.left_out:
             _aside(cursor, choice)
         else:
+            if isinstance(follows, f.ModelRequested) and pair.unshown is not None:
+                yield pair.unshown
             yield _parts(pair, cursor, left, follows, field or "type")
             return
 
 
-def _unshown(pair: Pair, now: Run, record: Record, derived: f.Derived, field: str | None) -> Change | None:
-    """What the model was told otherwise up to this fact, and no request has shown."""
-    if isinstance(derived, f.ModelRequested):
-        return None
-    if pair.unshown is not None or field is None:
-        return pair.unshown
+def _told(pair: Pair, now: Run, record: Record, derived: f.Derived, field: str) -> Change:
+    """Something else that the model is told, once a request shows it."""
     names, code, words = reasons.of_facts([derived], record.fact, pair.changed)
-    old, new = _values(record.fact, derived, field, now)
-    return pair.change(record, Otherwise("would show the model something else", field, old, new, names, code, words))
+    return pair.change(
+        record, Otherwise("would show the model something else", field, *_values(pair.was, now, record.fact, derived, field), names, code, words)
+    )
 
 
 def _choice(pair: Pair, run: Run) -> f.ContextChosen | None:
@@ -394,9 +396,9 @@ def _parts(pair: Pair, cursor: Cursor, left: Sequence[Record], follows: f.Derive
         derived = follow(cursor.run, cursor.stamp)
     record = left[-1] if left else None
     recorded = record.fact if record is not None else None
-    ended, ending = next((each.fact for each in left if isinstance(each.fact, reasons.ENDINGS)), None), cursor.run.ended
+    ended, ending = next((each.fact for each in left if isinstance(each.fact, f.Ending)), None), cursor.run.ended
     names, code, words = reasons.of_facts(facts, recorded, pair.changed, closing)
-    old, new = _values(recorded, follows, field, now)
+    old, new = _values(pair.was, now, recorded, follows, field)
     found = Otherwise(otherwise.comes_to(recorded, follows, ended, ending, now), field, old, new, names, code, words)
     if pair.ask is None and otherwise.waits_for_builder(now) and (builder := now.begun.context_builder):
         found = found._replace(verdict="cannot be told", words=f"the agent's {builder} would be asked, and what it would leave out is not recorded")
@@ -409,10 +411,12 @@ def _parts(pair: Pair, cursor: Cursor, left: Sequence[Record], follows: f.Derive
     return Parted(changes=tuple(changes), ended=cursor.run if ending is not None else None, last_turn=otherwise.is_last_turn(now, follows))
 
 
-def _values(recorded: f.Fact | None, derived: f.Fact | None, field: str, now: Run) -> tuple[Any, Any]:
+def _values(was: Run, now: Run, recorded: f.Fact | None, derived: f.Fact | None, field: str) -> tuple[Any, Any]:
     """What a change shows of both sides."""
     if field == "type":
         waits = "context_chosen" if otherwise.waits_for_builder(now) else "(waits for a human)"
         return recorded.TAG if recorded is not None else "(waits)", derived.TAG if derived is not None else waits
+    if field == "answer_schema":
+        return was.begun.answer_schema, now.begun.answer_schema
     name = field.removeprefix("data.")
     return msgspec.to_builtins(getattr(recorded, name)), msgspec.to_builtins(getattr(derived, name))

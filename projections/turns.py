@@ -52,6 +52,8 @@ class Course:
     def __init__(self) -> None:
         self.run: Run | None = None
         self.origin: Origin | None = None
+        self.began_behind: Digest | None = None
+        """The record behind which it began from another."""
         self.digests: list[tuple[Digest, int]] = []
         """Of every record, with the turn it belongs to: runs share what has the same."""
         self._turns: list[TurnView] = [TurnView(number=0)]
@@ -149,7 +151,7 @@ class Course:
             case f.RunStarted(goal=goal):
                 self._now["goal"] = goal
             case f.RunContinued(goal=goal, message=message, transcript=transcript):
-                self.origin = Origin(kind="continuation", parent=fact.parent, at=fact.at)
+                self.origin, self.began_behind = Origin(kind="continuation", parent=fact.parent, at=fact.at), fact.head
                 self._now |= {"goal": goal, "history": transcript}
                 self._say(message if message != goal else "")
             case f.RunForked():
@@ -239,7 +241,7 @@ class Course:
 
     def _forked(self, before: Run, fact: f.RunForked, after: Run) -> None:
         """A fork may be told something, in the request that is open or in the next, and may have results otherwise than its parent."""
-        self.origin = Origin(kind="fork", parent=fact.parent, at=fact.at)
+        self.origin, self.began_behind = Origin(kind="fork", parent=fact.parent, at=fact.at), fact.head
         if fact.message:
             place = self._now if goes_into_open_request(before) else self._next
             place.setdefault("said", []).append(fact.message)

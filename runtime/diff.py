@@ -5,12 +5,9 @@ from typing import Any
 
 import msgspec
 
-from refold.events import facts as f
 from refold.events.codec import Record
-from refold.events.words import Digest
 from refold.fsm.machine import empty, step
 from refold.projections.differences import Pair, differences, shared
-from refold.projections.run import Run
 from refold.projections.turns import Course, Origin
 from refold.projections.view import usage_of
 from refold.runtime.store import Store
@@ -33,17 +30,6 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, Any]
     origin: Origin | None
     from_other: bool
-
-
-class Way(Course):
-    """A run as it went, with the digest of the record behind which it began from another."""
-
-    began_behind: Digest | None = None
-
-    def take(self, before: Run, record: Record, after: Run) -> None:
-        if isinstance(record.fact, f.RunContinued | f.RunForked):
-            self.began_behind = record.fact.head
-        super().take(before, record, after)
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +59,7 @@ def diff(store: Store, a: str, b: str) -> Diff:
     return compare(course_of(store.read(a)), course_of(store.read(b)))
 
 
-def compare(left: Way, right: Way) -> Diff:
+def compare(left: Course, right: Course) -> Diff:
     """Compare two runs that were taken in to their ends."""
     common = shared(left.digests, right.digests)
     turns = differences(left.finish(), right.finish(), forked=common > 0)
@@ -86,16 +72,16 @@ def compare(left: Way, right: Way) -> Diff:
     )
 
 
-def course_of(records: Iterable[Record]) -> Way:
+def course_of(records: Iterable[Record]) -> Course:
     """A run as it went, from its records, the first one first. Raises Illegal where one has no place."""
-    course = Way()
+    course = Course()
     for record in records:
         before = course.run or empty(record.run)
         course.take(before, record, step(before, record))
     return course
 
 
-def _side(course: Way, other: Way) -> Side:
+def _side(course: Course, other: Course) -> Side:
     run = course.run
     assert run is not None
     return Side(
@@ -113,8 +99,7 @@ def _side(course: Way, other: Way) -> Side:
     )
 
 
-def _is_from(course: Way, other: Way) -> bool:
+def _is_from(course: Course, other: Course) -> bool:
     """Whether the other is the run that this one began from: it has that id, and the record behind which this one began."""
-    if course.origin is None or other.run is None or course.origin.parent != other.run.id:
-        return False
-    return course.began_behind in [digest for digest, _turn in other.digests[course.origin.at - 1 : course.origin.at]]
+    named = course.origin is not None and other.run is not None and course.origin.parent == other.run.id
+    return named and any(digest == course.began_behind for digest, _ in other.digests)

@@ -21,7 +21,7 @@ from refold.projections.revisions import SUPPORTED, UnsupportedEngine, rules_of
 from refold.projections.run import Run
 from refold.runtime.consults import business_key
 from refold.runtime.driver import RunExists
-from refold.runtime.journal import USER, Journal, UnknownRun, inherited, loader, record_in, stamp
+from refold.runtime.journal import USER, Journal, UnknownRun, loader, record_in, stamp
 from refold.runtime.ports import Clock, SystemClock
 from refold.runtime.text import whole
 
@@ -58,9 +58,7 @@ AS_IT_WAS: Final = Asked()
 def fork(log: Log, run_id: str, at: int, new_id: RunId, asked: Asked = AS_IT_WAS, *, who: str = USER, clock: Clock | None = None) -> Forked:
     """Begin a run at the last place at or before `at` where another rests. Raises UnknownRun, NoFork, RunExists, OtherHistory, UnsupportedEngine, StoreUnavailable."""
     rest = rest_at(log, run_id, at)
-    begun = _begun(log, run_id)
-    if isinstance(begun, f.RunContinued):
-        inherited(log, begun)  # else what is made here could not be driven
+    Journal(log, run_id).load(1).check_past()  # else what is made here could not be driven
     before = setup_at(log, run_id, rest.position)
     after = _changed(before, asked.changes)
     if after.engine not in SUPPORTED:
@@ -145,19 +143,15 @@ def _read(row: Row) -> Line:
 
 def setup_at(log: Log, run_id: str, at: int) -> f.Setup:
     """The setup of a run there, but for a model that a driver changed: what it was begun with, and what forks made of it."""
-    setup = _begun(log, run_id).setup
-    for split in splits(log, run_id, loader(log, run_id, many=False)):
+    load = loader(log, run_id, many=False)
+    first = record_in(next(history(log, run_id)), load).fact
+    if not isinstance(first, f.RunStarted | f.RunContinued):
+        raise Illegal("idle", first.TAG, "a run begins otherwise")
+    setup = first.setup
+    for split in splits(log, run_id, load):
         if split.at < at:
             setup = forking.changed(setup, split.changes)
     return setup
-
-
-def _begun(log: Log, run_id: str) -> f.RunStarted | f.RunContinued:
-    """The fact that a history begins with."""
-    first = record_in(next(history(log, run_id)), loader(log, run_id, many=False)).fact
-    if not isinstance(first, f.RunStarted | f.RunContinued):
-        raise Illegal("idle", first.TAG, "a run begins otherwise", position=1)
-    return first
 
 
 def changes_between(before: f.Setup, after: f.Setup, *, with_model: bool) -> dict[str, Any]:

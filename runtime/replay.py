@@ -38,14 +38,14 @@ from refold.runtime.transfer import Export
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome for one run; `what_if` is what would have been decided otherwise where something was changed.
 
-    `saved_itself` is what of the saving the run recorded itself: what a fork inherits was used once, by its parents.
+    `saved_own` is what of the saving the run recorded itself: what a fork inherits was used once, by its parents.
     """
 
     run_id: str
     events: int
     divergence: Divergence | None
     what_if: WhatIf | None = None
-    saved_itself: Saved | None = None
+    saved_own: Saved | None = None
 
     @property
     def identical(self) -> bool:
@@ -66,7 +66,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         divergence = msgspec.to_builtins(self.divergence) if self.divergence is not None else None
         told = {"run_id": self.run_id, "events": self.events, "identical": self.identical, "divergence": divergence}
         if self.what_if is not None:
-            told |= msgspec.to_builtins(self.what_if) | {"saved_itself": msgspec.to_builtins(self.saved_itself)}
+            told |= msgspec.to_builtins(self.what_if) | {"saved_own": msgspec.to_builtins(self.saved_own)}
         return told
 
 
@@ -126,25 +126,23 @@ def replayed(recording: Recording, agent: Agent | None = None, changes: Mapping[
     told = what_if(run_id, recording.rows(), load, changes or {}, ask()) if changes is not None or agent is not None else None
     if told is not None and damage is not None:
         told = cut_short(told, damage[0] - 1, damage[1])
-    if told is not None and agent is not None:
-        told = _with_schemas(told, recording, agent)
     saved = told.saved if told is not None else None
-    return Replayed(run_id=run_id, events=derived.events, divergence=divergence, what_if=told, saved_itself=_itself(recording, saved) if saved else None)
+    return Replayed(run_id=run_id, events=derived.events, divergence=divergence, what_if=told, saved_own=_own_share(recording, saved) if saved else None)
 
 
 # -- what forks inherit
 
 
-def _itself(recording: Recording, saved: Saved) -> Saved:
+def _own_share(recording: Recording, saved: Saved) -> Saved:
     """What of a saving a run recorded itself: no more than it used since it was split off."""
     _, first = next(iter(recording.rows()))
     if read_line(first).run == recording.run_id:
         return saved
-    own = _used_itself(recording)
+    own = _own_use(recording)
     return Saved(turns=min(saved.turns, own.turns), tokens=min(saved.tokens, own.tokens), cost_usd=min(saved.cost_usd, own.cost_usd, key=money.exact))
 
 
-def _used_itself(recording: Recording) -> Saved:
+def _own_use(recording: Recording) -> Saved:
     """What a fork used behind the place where it was split off, as far as its log can be followed."""
     run = split = empty(RunId(recording.run_id))
     with suppress(Illegal, Unreadable, LookupError):
@@ -210,19 +208,6 @@ def _again(agent: Agent, consults: Consults, run: Run, transcript: Transcript, f
             return judged
         case _:
             return fact
-
-
-def _with_schemas(told: WhatIf, recording: Recording, agent: Agent) -> WhatIf:
-    """Requests that are others by the schema of the answer alone, which their digests do not cover, differ in that schema."""
-
-    def named(change: Change) -> Change:
-        if change.field != "data.digest" or change.recorded != change.derived:
-            return change
-        begun = read(next(iter(recording.rows()))[1], recording.load).fact
-        assert isinstance(begun, f.RunStarted | f.RunContinued)
-        return msgspec.structs.replace(change, field="answer_schema", recorded=begun.setup.answer_schema, derived=agent.answer_schema)
-
-    return msgspec.structs.replace(told, changes=tuple(map(named, told.changes)))
 
 
 def _declared(agent: Agent, setup: f.Setup) -> f.Setup:

@@ -31,7 +31,7 @@ class DamagedFile(ValueError):
 
 
 class OtherRun(ValueError):
-    """The store has a run of that id which is not the same to the last byte: another one, or more or less of it."""
+    """There is a run of that id, in the store or in a file beside it, which is not the same to the last byte: another one, or more or less of it."""
 
 
 def export_lines(store: Store, run_id: str) -> Iterator[bytes]:

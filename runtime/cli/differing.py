@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from refold.events.codec import read
 from refold.projections.differences import Difference, Pair
+from refold.projections.turns import Course
 from refold.runtime.cli import options as o, output
 from refold.runtime.cli.exits import COMPLETED, FOUND, Refused
 from refold.runtime.cli.naming import exported, is_file, no_folder
 from refold.runtime.cli.render import Page, compact, counted, cut, one_line, short, thousands, visible, wrapped
 from refold.runtime.cli.stores import opened
-from refold.runtime.diff import Diff, Side, Way, compare, course_of
+from refold.runtime.diff import Diff, Side, compare, course_of
 
 LINES: Final = 3
 """Of a value, at most; all of it is in `--json`."""
@@ -37,7 +38,7 @@ def diff(options: o.Diff) -> int:
     return COMPLETED if found.same else FOUND
 
 
-def _course(options: o.Diff, name: str) -> Way:
+def _course(options: o.Diff, name: str) -> Course:
     """A run as it went. Raises Refused for a file that is not whole."""
     if name != "-" and not is_file(name):
         with no_folder(name), opened(options) as store:

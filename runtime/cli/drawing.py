@@ -35,7 +35,7 @@ def diagram(options: o.Diagram) -> int:
                     line = read_line(row.state)
                     edge = EDGES[line.source].get(line.type)
                     if edge is None or edge.target != line.target:
-                        raise Illegal(line.source, line.type, f"the record says {line.source} -> {line.target}", position=line.position)
+                        raise Illegal(line.source, line.type, f"the record says {line.source} -> {line.target}")
                     visits[line.source, line.type, line.target] += 1
                     current = line.target
                 title = _title(store, run_id)

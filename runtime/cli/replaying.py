@@ -87,7 +87,7 @@ def _told(store: Store | None, agent: Agent | None, changes: Mapping[str, Any] |
     except UnsupportedEngine as error:  # nobody knows what would follow, which is not the same as another thing
         told = {"run_id": recording.run_id, "events": None, "identical": None, "divergence": None, "error": str(error)}
         if agent is not None or changes is not None:
-            told |= msgspec.to_builtins(WhatIf(verdict="cannot be told", horizon=0, evidence=str(error))) | {"saved_itself": None}
+            told |= msgspec.to_builtins(WhatIf(verdict="cannot be told", horizon=0, evidence=str(error))) | {"saved_own": None}
     except OtherHistory as error:
         told = _unfit(recording, "", f"environment: {error}", asked=agent is not None or changes is not None)
     except (StoreUnavailable, Refused):
@@ -171,8 +171,8 @@ def _saving(saved: Told | None) -> str:
 
 def _saving_in_all(found: Sequence[Told]) -> str:
     """What runs save together: each counts with what it recorded itself, since its parents used what it inherits."""
-    inherited = any(told["saved_itself"] != told["saved"] for told in found)
-    return f" (saving {_sums([told['saved_itself'] for told in found])}{', without what forks inherited' * inherited})" if found else ""
+    inherited = any(told["saved_own"] != told["saved"] for told in found)
+    return f" (saving {_sums([told['saved_own'] for told in found])}{', without what forks inherited' * inherited})" if found else ""
 
 
 def _sums(saved: Sequence[Told]) -> str:

@@ -205,7 +205,7 @@ def test_what_forks_inherit_is_saved_once_in_the_total(both):
     names = [exported(both, name) for name in ("long", "child", "grandchild")]
     assert both("replay", *names, "short", "--set", "budgets.max_turns=1", "--set", "policy.wrap_up=false").out.splitlines()[-1] == total
     told = both("replay", "child", "grandchild", "--set", "budgets.max_turns=1", "--set", "policy.wrap_up=false", "--json").json
-    assert [(one["saved"]["turns"], one["saved_itself"]["turns"]) for one in told] == [(4, 3), (3, 1)]
+    assert [(one["saved"]["turns"], one["saved_own"]["turns"]) for one in told] == [(4, 3), (3, 1)]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ STORED = {
     "a field more within a field": Stored(said('"text":"', '"mood":"fine","text":"'), "tool_succeeded", "data.notes[0].mood", "upcaster"),
     "a default that is spelled out": Stored(said('"key":', '"delay_us":0,"key":'), "tool_started", "digest", "environment"),
     "a default that is spelled out in place of another value": Stored(said('"approval":true', '"approval":false'), "calls_checked", "digest", "environment"),
+    "a default that is spelled out before a field more": Stored(said('"key":', '"delay_us":0,"mood":"fine","key":'), "tool_started", "data.mood", "upcaster"),
     "a field more that is no value at all": Stored(said('"key":', '"mood":1e999,"key":'), "tool_started", "digest", "environment"),
     "data that this version does not know": Stored(said('"key":', '"name":'), "tool_started", "data", "upcaster"),
 }

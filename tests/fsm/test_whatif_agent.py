@@ -116,6 +116,17 @@ def test_other_words_to_the_model_count_once_a_request_shows_them(start: Start, 
         assert (change.position, told.horizon) == (run.position_of("tool_rejected"), run.position_of("model_requested 2"))
 
 
+def test_other_words_are_told_also_where_their_request_is_another_by_a_setting(start: Start) -> None:
+    # given a call that was refused, and an answer
+    run = Trajectory().start(budgets=Budgets(max_turns=9))
+    run.calls(Act("look", kind="invalid_arguments"))
+    run.answer()
+    # when it is refused in other words today, and the next request is the last under other settings
+    told = run.what_if({"budgets.max_turns": 2}, checking(message="no such place"))
+    # then both are told
+    assert [(change.field, change.call_id) for change in told.changes] == [("data.message", "t1.1"), ("data.wrap_up", None)]
+
+
 def test_what_comes_before_a_request_that_shows_other_words_is_proved(start: Start) -> None:
     # given a turn of a call that was refused and of one that was performed
     run = start()

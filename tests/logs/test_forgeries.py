@@ -119,8 +119,10 @@ def assert_named(forgery: Forgery) -> None:
     except UnsupportedEngine:
         assert not audit.ok, forgery
         return
-    assert audit.ok == (found is None) or (found is None and forgery.what.endswith(BY_THE_AUDIT)), forgery
-    if found is not None:
+    if found is None:
+        assert audit.ok or forgery.what.endswith(BY_THE_AUDIT), forgery
+    else:
+        assert not audit.ok, forgery
         assert min(found.position, *blamed) >= forgery.position, (forgery, audit)
     if forgery.derived:
         assert found is not None, forgery

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from refold import Agent, Context, ScriptedModel, ToolResult, audit, diff, open_store, replay, show, tool
+from refold.events import facts as f
+from refold.events.chain import MARK
+from refold.events.codec import Edge, Stamp, encoded, read, read_line
 from refold.events.lineage import OtherHistory, splits
 from refold.events.words import RunId
+from refold.projections.run import replace
 from refold.runtime.agent import Agent as AnyAgent
 from refold.runtime.forking import fork
 from refold.runtime.journal import loader
@@ -160,9 +164,9 @@ def test_the_records_of_a_fork_alone_are_not_laid_over_those_of_another_run(orig
     store.log.append("kid", rows[0].position - 1, rows, create=True)
     # then whoever reads it is told, and whoever audits it finds that
     words = "run kid is a fork of one, and the run one of this store is another, ends before that or is damaged there: see refold audit one, or import both into a store without it"
-    for read in (show, replay):
+    for verb in (show, replay):
         with pytest.raises(OtherHistory, match=words):
-            read(store, "kid")
+            verb(store, "kid")
     with pytest.raises(OtherHistory, match=words):
         fork(store.log, "kid", rows[-1].position, RunId("grandkid"))
     assert audit(store, "kid").chain.why == words
@@ -186,14 +190,22 @@ def test_a_parent_that_is_damaged_at_the_split_is_no_other_run(tmp_path: Path, o
 
 
 def test_forks_that_name_each_other_are_a_damaged_store(origin: Store) -> None:
-    # given two forks of one place, each of which is said to be the other's parent
-    place = at(origin, "one", "clarification_requested")
-    store = open_store("memory:")
-    for run_id, named in (("kid", b"boy"), ("boy", b"kid")):
-        stored = origin.log.read("kid")[0].state.replace(b'"parent":"one"', b'"parent":"none","named":"' + named + b'"')
-        store.log.append(run_id, place, [origin.log.read("kid")[0]._replace(state=stored)], create=True)
+    # given two forks, each of which has the record behind which the other is said to begin
+    kid = origin.log.read("kid")[0]
+    line = read_line(kid.state)
+    fact = read(kid.state, origin.log.payload).fact
+    assert isinstance(fact, f.RunForked)
+    store = taken(origin, "one")
+    for run_id, position, split in (
+        ("kid", kid.position, replace(fact, parent=RunId("boy"), named=RunId("one"))),
+        ("boy", kid.position + 1, replace(fact, parent=RunId("kid"), named=RunId("one"), at=kid.position, head=line.digest)),
+    ):
+        edge = Edge(fact=split, source=line.source, target=line.target, turn=line.turn)
+        body, _ = encoded(edge, run=RunId(run_id), position=position, batch=position, stamp=Stamp(at=line.at, driver=line.driver))
+        stored = body[:-1] + MARK + line.digest.encode() + b'"}'  # under the digest that is looked for, which nobody has checked yet
+        store.log.append(run_id, position - 1, [kid._replace(position=position, state=stored)], create=True)
     # then that is told
-    with pytest.raises(OtherHistory, match="not in this store"):
+    with pytest.raises(OtherHistory, match="which is a fork of it: the store is damaged"):
         show(store, "kid")
 
 

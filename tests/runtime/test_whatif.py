@@ -232,7 +232,7 @@ def test_what_a_run_and_its_fork_save_themselves_is_what_was_paid_for_beyond_the
         fork = f"fork{at}"
         Agent(ScriptedModel([again, {"text": "Done."}]), "", TOOLS, policy=Policy(wrap_up=False)).fork_sync("one", at, store=store, new_id=fork)
         # when both would end behind their second turn
-        told = [replay(store, name, changes={"budgets.max_turns": 2}).saved_itself for name in ("one", fork)]
+        told = [replay(store, name, changes={"budgets.max_turns": 2}).saved_own for name in ("one", fork)]
         # then each response behind it counts once, with the run that asked for it
         asked = [record for name in ("one", fork) for record in store.read(name) if record.run == name and record.turn > 2]
         assert sum(saved.turns for saved in told if saved is not None) == sum(record.type in ("tool_calls_requested", "final_proposed") for record in asked)
