@@ -174,7 +174,7 @@ def _parted(pair: Pair, before: Sequence[Change], parted: Parted, rest: Iterable
         first = replace(first, verdict="would stop earlier")
         pair.assumed |= {"the last turn would have used what it used when it was recorded": None}
     changes = sorted((*before, first, *parted.changes[1:]), key=lambda change: change.position)
-    saved = _saved(ended, pair.was) if ended is not None and changes[0].verdict == "would stop earlier" else None
+    saved = used_between(ended, pair.was) if ended is not None and changes[0].verdict == "would stop earlier" else None
     why = "there the run ends" if parted.ended is not None else BEYOND[first.verdict]
     evidence = f"up to position {at}: {why}, and the recording proves nothing more"
     return _result(pair, changes, evidence, horizon=at, saved=saved)
@@ -188,8 +188,11 @@ def _followed(pair: Pair, records: Iterable[Record]) -> Iterator[Record]:
             pair.take(record)
 
 
-def _saved(ended: Run, was: Run) -> Saved:
-    return Saved(turns=was.turn - ended.turn, tokens=was.spent.tokens - ended.spent.tokens, cost_usd=money.subtract(was.spent.cost_usd, ended.spent.cost_usd))
+def used_between(before: Run, after: Run) -> Saved:
+    """What a run used from one of its states to a later one."""
+    return Saved(
+        turns=after.turn - before.turn, tokens=after.spent.tokens - before.spent.tokens, cost_usd=money.subtract(after.spent.cost_usd, before.spent.cost_usd)
+    )
 
 
 BEYOND: Final[Mapping[Verdict, str]] = {

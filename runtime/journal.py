@@ -64,7 +64,9 @@ class Journal:
         self.run = empty(self.id)
         self.heard = heard
         self._own_loop = own_loop
-        self._transcript, self._missing = Transcript(), ""
+        self._transcript = Transcript()
+        self._past_missing = ""
+        """Why what was said before is not known; empty where it is."""
 
     @property
     def transcript(self) -> Transcript:
@@ -74,8 +76,8 @@ class Journal:
 
     def check_past(self) -> None:
         """Raises OtherHistory where nobody can tell what a model was shown, and so what it is to be shown next."""
-        if self._missing:
-            raise OtherHistory(self._missing)
+        if self._past_missing:
+            raise OtherHistory(self._past_missing)
 
     def catch_up(self, upto: int | None = None) -> int:
         """Fold what the log holds beyond what is known; gives the number of records. Raises Illegal or Unreadable for a log that is none."""
@@ -163,7 +165,10 @@ class Journal:
 
     def _fold(self, record: Record, after: Run) -> None:
         if isinstance(record.fact, f.RunContinued):
-            self._transcript, self._missing = inherited_if_there(self.log, record.fact)
+            try:
+                self._transcript = inherited(self.log, record.fact)
+            except OtherHistory as error:
+                self._transcript, self._past_missing = not_there(record.fact), str(error)
         self._transcript.take(self.run, record.fact, after)
         self.run = after
         if self.heard is not None:
@@ -182,12 +187,12 @@ def inherited(log: Log, begun: f.RunContinued) -> Transcript:
     return Transcript([tuple(islice(rest, count)) for count in counts], _notes(parent))
 
 
-def inherited_if_there(log: Log, begun: f.RunContinued) -> tuple[Transcript, str]:
-    """The same; where it cannot be had, nothing, which takes nothing from what the run says itself, and why."""
+def inherited_if_there(log: Log, begun: f.RunContinued) -> Transcript:
+    """The same; where it cannot be had, nothing, which takes nothing from what the run says itself."""
     try:
-        return inherited(log, begun), ""
-    except OtherHistory as error:
-        return not_there(begun), str(error)
+        return inherited(log, begun)
+    except OtherHistory:
+        return not_there(begun)
 
 
 def not_there(begun: f.RunContinued) -> Transcript:

@@ -20,7 +20,7 @@ from refold.fsm.divergence import Difference, Divergence, diverges
 from refold.fsm.machine import Illegal, empty, step
 from refold.fsm.otherwise import Verdict
 from refold.fsm.replay import Ask, Stored, replay_rows
-from refold.fsm.whatif import Change, Saved, WhatIf, cut_short, what_if
+from refold.fsm.whatif import Change, Saved, WhatIf, cut_short, used_between, what_if
 from refold.projections import forking
 from refold.projections.evidence import cited
 from refold.projections.run import Run
@@ -92,7 +92,7 @@ def in_store(store: Store, run_id: str) -> Recording:
         run_id,
         lambda: stored_rows(store, run_id),
         loader(store.log, run_id, many=True),
-        lambda begun: inherited_if_there(store.log, begun)[0],
+        lambda begun: inherited_if_there(store.log, begun),
         lambda fork: Elsewhere(store.log, fork).performed,
     )
 
@@ -151,7 +151,7 @@ def _own_use(recording: Recording) -> Saved:
             run = step(run, record)
             if isinstance(record.fact, f.RunForked):
                 split = forking.unasked(run) if run.asked == "inherited" else run
-    return Saved(turns=run.turn - split.turn, tokens=run.spent.tokens - split.spent.tokens, cost_usd=money.subtract(run.spent.cost_usd, split.spent.cost_usd))
+    return used_between(split, run)
 
 
 # -- today's code of the agent

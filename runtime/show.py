@@ -35,7 +35,7 @@ def show(store: Store, run_id: str, at: int | None = None) -> dict[str, Any]:
         last = list(store.read(run_id))[-1].position
         raise NoSuchPosition(f"run {run_id} has no position {at}: it has 1 to {last}")
     begun = records[0].fact
-    view = View(records, inherited_if_there(store.log, begun)[0] if isinstance(begun, f.RunContinued) else None)
+    view = View(records, inherited_if_there(store.log, begun) if isinstance(begun, f.RunContinued) else None)
     view.run = replace(view.run, id=RunId(run_id))  # a place that a fork inherits is one of its own, whoever recorded it
     return view.as_json()
 
